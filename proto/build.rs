@@ -2,12 +2,14 @@
 
 use std::{env, fs, io, path::PathBuf};
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 7] = [
     "engram/v1/memory.proto",
     "engram/v1/buffer.proto",
     "engram/v1/run.proto",
     "engram/v1/cluster.proto",
     "engram/v1/training.proto",
+    "engram/v1/group.proto",
+    "engram/v1/federated.proto",
 ];
 
 fn main() -> io::Result<()> {
@@ -19,6 +21,6 @@ fn main() -> io::Result<()> {
     tonic_prost_build::configure()
         .bytes(".")
         // What is secret is in no log: it is described by hand.
-        .skip_debug(["engram.v1.ObjectCredentials"])
+        .skip_debug(["engram.v1.ObjectCredentials", "engram.v1.FederatedCaller"])
         .compile_fds(descriptors)
 }

@@ -5,6 +5,7 @@
 //! - [`round`], [`selection`], [`upload`]: the state machine of rounds, the choice of clients, resumable uploads.
 //! - [`privacy`]: clipping, exact noise, accountants, the budget.
 //! - [`secure`]: secure aggregation with drop-outs, client and server.
+//! - [`job`], [`service`], [`aggregation`]: a run by its specification, its server, and the next model from a batch.
 //! - [`simulate`]: a run over synthetic clients in virtual time.
 //!
 //! There is no I/O, no clock and no source of randomness here: times, seeds and secrets are passed in. Invariants:
@@ -14,13 +15,16 @@
 //! - **Results do not depend on the order of arrival.**
 #![forbid(unsafe_code)]
 
+pub mod aggregation;
 pub mod error;
+pub mod job;
 pub mod model;
 pub mod privacy;
 mod random;
 pub mod round;
 pub mod secure;
 pub mod selection;
+pub mod service;
 pub mod simulate;
 pub mod strategy;
 pub mod upload;

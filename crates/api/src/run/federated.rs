@@ -9,9 +9,9 @@ use crate::manifest_enum::words;
 use crate::quantity::Duration;
 
 /// Default time within which a client trains and uploads.
-pub const LEASE: Duration = Duration::from_millis(60_000);
+const LEASE: Duration = Duration::from_millis(60_000);
 /// Default time within which a round ends.
-pub const ROUND_DEADLINE: Duration = Duration::from_millis(60_000);
+const ROUND_DEADLINE: Duration = Duration::from_millis(60_000);
 
 /// Training over clients outside the cluster: a client downloads the model, trains on its own data and uploads the change of the parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -40,6 +40,19 @@ impl PrivateSum {
         Self { steps: vec![0; parameters], below: 0 }
     }
 
+    /// Creates a sum from values that were clipped before they were added, rounded to the grid of `norm`.
+    ///
+    /// # Errors
+    /// `norm` is not above 0, or a value is not finite or too large for the grid.
+    pub fn of_values(values: &[f64], norm: f64) -> Result<Self, InvalidInput> {
+        require(norm > 0.0 && norm.is_finite(), "norm", norm, "above 0")?;
+        let scale = STEPS_PER_NORM as f64 / norm;
+        let largest = values.iter().map(|value| (value * scale).abs()).fold(0.0, f64::max);
+        let holds = values.iter().all(|value| value.is_finite()) && largest < (1_u64 << 52) as f64;
+        require(holds, "sum", "out of range", "finite values of clipped updates")?;
+        Ok(Self { steps: values.iter().map(|value| (value * scale).round() as i64).collect(), below: 0 })
+    }
+
     /// Adds one clipped update, or one clipped gradient of a sample.
     ///
     /// # Errors

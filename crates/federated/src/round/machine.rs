@@ -179,6 +179,47 @@ impl Rounds {
         self.leases.tasks.len()
     }
 
+    /// The number of rounds that were started.
+    #[must_use]
+    pub const fn round(&self) -> u64 {
+        self.round
+    }
+
+    /// Number of updates that were accepted for the current round.
+    #[must_use]
+    pub const fn accepted_count(&self) -> usize {
+        self.accepted.len()
+    }
+
+    /// Number of available clients without a task.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.queue.len()
+    }
+
+    /// A task whose lease was not ended by an event, by its number.
+    #[must_use]
+    pub fn task(&self, number: u64) -> Option<&Task> {
+        self.leases.tasks.get(&number)
+    }
+
+    /// The tasks in progress.
+    pub fn tasks(&self) -> impl Iterator<Item = &Task> {
+        self.leases.tasks.values()
+    }
+
+    /// Tasks whose accepted updates are kept: those of the current round and of the batch in progress.
+    pub fn kept_tasks(&self) -> impl Iterator<Item = u64> {
+        let batch = self.aggregating.iter().flat_map(|batch| &batch.contributions);
+        self.accepted.iter().chain(batch).map(|contribution| contribution.task)
+    }
+
+    /// Versions of the model that clients may download: the current one, and those of tasks in progress.
+    #[must_use]
+    pub fn versions_in_use(&self) -> BTreeSet<u64> {
+        self.leases.tasks.values().map(|task| task.version).chain([self.version]).collect()
+    }
+
     /// The next time at which `Event::Tick` has an effect.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
@@ -212,6 +253,13 @@ impl Rounds {
             }
             Event::Aggregated { batch, model } => self.commit(batch, model, &mut actions),
             Event::Tick => {}
+            Event::CloseRound => {
+                if let Some(deadline) =
+                    self.collection.as_mut().and_then(|collection| collection.deadline_millis.as_mut())
+                {
+                    *deadline = now_millis;
+                }
+            }
             Event::Stop => self.end(Outcome::Stopped, &mut actions),
         }
         self.advance(now_millis, &mut actions);

@@ -137,6 +137,8 @@ pub enum Event {
     },
     /// Time has passed; due at `Rounds::next_deadline`.
     Tick,
+    /// No further update of the round can come: it ends as at its deadline.
+    CloseRound,
     /// The user stops the run.
     Stop,
 }

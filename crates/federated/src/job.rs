@@ -1,0 +1,312 @@
+//! A `Federated` run as what the rounds need: strategy, mode, privacy, layers, initial parameters.
+
+use engram_api::{FederatedInit, FederatedRun, FederatedStrategy, FederatedStrategyKind};
+
+use crate::error::{InvalidInput, require};
+use crate::model::{Layer, Layout};
+use crate::privacy::budget::Budget;
+use crate::privacy::{Combination, Mechanism, Sampling};
+use crate::random::{derive, stream, unit};
+use crate::round::{Mode, RoundSettings};
+use crate::strategy::{AdaptiveSettings, Strategy};
+
+/// Most parameters of a model, shared and local ones: a model is kept in the records of a run.
+pub const MAX_PARAMETERS: usize = 1 << 20;
+/// Most bytes of the updates of one round that are kept until they are aggregated.
+pub const MAX_ROUND_BYTES: u64 = 96 << 20;
+/// Longest wait of a client for a task, in milliseconds.
+pub const MAX_WAIT_MILLIS: u64 = 30_000;
+/// How much longer than its wait a client counts as available: the time until it checks in again.
+const CHECK_IN_GRACE_MILLIS: u64 = 5_000;
+/// Rounds without enough updates in sequence after which a run fails.
+const MAX_ABORTS: u32 = 10;
+
+/// Settings of secure aggregation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SecureSettings {
+    /// Share of the clients of a round that may disappear.
+    pub drop_out: f64,
+    /// Largest absolute value of an update.
+    pub range: f64,
+}
+
+/// Privacy of a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PrivacySettings {
+    /// The mechanism that is charged per round.
+    pub mechanism: Mechanism,
+    /// Norm to which updates are clipped.
+    pub clip: f64,
+    /// Fixed divisor of the noisy sum.
+    pub expected: f64,
+    /// The budget, and the probability with which it may be exceeded.
+    pub budget: (f64, f64),
+}
+
+/// A checked specification.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// The rule of aggregation.
+    pub strategy: Strategy,
+    /// Rounds.
+    pub rounds: RoundSettings,
+    /// Most clients.
+    pub population: u64,
+    /// Differential privacy.
+    pub privacy: Option<PrivacySettings>,
+    /// Secure aggregation.
+    pub secure: Option<SecureSettings>,
+    /// The layers.
+    pub layout: Layout,
+    run: FederatedRun,
+}
+
+impl Job {
+    /// Checks the specification of the run called `name`.
+    ///
+    /// # Errors
+    /// A setting is out of its range, or settings cannot be combined.
+    pub fn new(name: &str, run: &FederatedRun) -> Result<Self, InvalidInput> {
+        let layout = layout(run)?;
+        let strategy = strategy(&run.strategy);
+        strategy.validate()?;
+        let clients = &run.clients;
+        let (population, per_round) = (clients.population, clients.per_round);
+        require(per_round <= population, "clients.perRound", per_round, &format!("1 to population, {population}"))?;
+        let privacy = run.privacy.as_ref().map(|privacy| PrivacySettings {
+            mechanism: Mechanism {
+                sampling_rate: privacy.sampling_rate.unwrap_or(1.0),
+                noise_multiplier: privacy.noise_multiplier,
+            },
+            clip: privacy.clip,
+            expected: privacy.sampling_rate.map_or(per_round as f64, |rate| rate * population as f64),
+            budget: (privacy.epsilon, privacy.delta),
+        });
+        let secure = run.secure_aggregation.as_ref().map(|secure| SecureSettings {
+            drop_out: secure.drop_out,
+            range: privacy.map_or(secure.range, |privacy| privacy.clip),
+        });
+        let mode = mode(run, &strategy)?;
+        let job = Self {
+            rounds: RoundSettings {
+                run: name.to_owned(),
+                mode,
+                versions: run.rounds,
+                lease_millis: if secure.is_some() { run.deadline.as_millis() } else { run.lease.as_millis() },
+                deadline_millis: run.deadline.as_millis(),
+                check_in_millis: MAX_WAIT_MILLIS + CHECK_IN_GRACE_MILLIS,
+                max_waiting: usize::try_from(population).unwrap_or(usize::MAX),
+                max_aborts: MAX_ABORTS,
+            },
+            strategy,
+            population,
+            privacy,
+            secure,
+            layout,
+            run: run.clone(),
+        };
+        job.check()?;
+        Ok(job)
+    }
+
+    fn check(&self) -> Result<(), InvalidInput> {
+        self.rounds.validate()?;
+        let is_poisson = matches!(self.rounds.mode, Mode::Poisson { .. });
+        Combination {
+            strategy: &self.strategy,
+            sampling: if is_poisson { Sampling::Poisson } else { Sampling::FixedSize },
+            mechanism: self.privacy.map(|privacy| privacy.mechanism),
+            secure_aggregation: self.secure.is_some(),
+            stops_on_private_loss: false,
+        }
+        .validate()?;
+        if let Some(privacy) = &self.privacy {
+            require(privacy.clip > 0.0 && privacy.clip.is_finite(), "privacy.clip", privacy.clip, "above 0")?;
+            Budget::new(privacy.budget.0, privacy.budget.1, self.population)?;
+        }
+        if let Some(secure) = &self.secure {
+            let per_round = self.run.clients.per_round;
+            require(
+                (0.0..=0.34).contains(&secure.drop_out),
+                "secureAggregation.dropOut",
+                secure.drop_out,
+                "0 to 0.34",
+            )?;
+            require(secure.range > 0.0, "secureAggregation.range", secure.range, "above 0")?;
+            require(per_round >= 3, "clients.perRound", per_round, "at least 3 with secureAggregation")?;
+            let is_synchronous = matches!(self.rounds.mode, Mode::Synchronous { .. });
+            let allowed = "rounds of perRound clients: with samplingRate and FedBuff it is not supported";
+            require(is_synchronous, "secureAggregation", "on", allowed)?;
+        }
+        let updates = match self.rounds.mode {
+            Mode::Synchronous { target, over_selection_percent, .. } => {
+                crate::selection::over_selected(target, over_selection_percent) as u64
+            }
+            Mode::Poisson { .. } => self.population,
+            Mode::Buffered { concurrency, buffer } => u64::from(concurrency) + u64::from(buffer),
+        };
+        let bytes = if self.secure.is_some() { 0 } else { updates * self.update_bytes() };
+        let allowed =
+            format!("at most {MAX_ROUND_BYTES} bytes of updates per round: fewer clients, or a smaller model");
+        require(
+            bytes <= MAX_ROUND_BYTES,
+            "clients",
+            format!("{updates} updates of {} bytes", self.update_bytes()),
+            &allowed,
+        )
+    }
+
+    /// Shared parameters.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.layout.shared_parameters()
+    }
+
+    /// Bytes of a model and of an update.
+    #[must_use]
+    pub fn update_bytes(&self) -> u64 {
+        4 * self.parameters() as u64
+    }
+
+    /// The specification.
+    #[must_use]
+    pub const fn run(&self) -> &FederatedRun {
+        &self.run
+    }
+
+    /// Weight of the proximal term of the clients; 0 without.
+    #[must_use]
+    pub const fn proximal_weight(&self) -> f64 {
+        if let Strategy::FedProx { mu } = self.strategy { mu } else { 0.0 }
+    }
+
+    /// Norm to which clients clip masked updates. The remainder covers what stochastic rounding of the encoding and rounding of the sum to the
+    /// grid of the noise can add to the norm.
+    #[must_use]
+    pub fn client_clip(&self) -> Option<f64> {
+        let privacy = self.privacy.filter(|_| self.secure.is_some())?;
+        let per_value = 2.0 / f64::from((1_u32 << 16) - 1) + 1.0 / crate::privacy::clipping::STEPS_PER_NORM as f64;
+        Some(privacy.clip * (1.0 - (self.parameters() as f64).sqrt() * per_value).max(0.01))
+    }
+
+    /// The initial shared parameters: the same for the same seed.
+    #[must_use]
+    pub fn initial_model(&self) -> Vec<f32> {
+        let seed = derive(&self.run.seed.to_le_bytes(), &[b"initial parameters"]);
+        let mut model = Vec::with_capacity(self.parameters());
+        for (number, layer) in self.run.model.layers.iter().enumerate().filter(|(_, layer)| !layer.local) {
+            let count = layer.shape.iter().product::<u64>();
+            let outputs = layer.shape.last().copied().unwrap_or(1);
+            let limit = (6.0 / (count / outputs + outputs) as f64).sqrt();
+            let mut rng = stream(&seed, "layer", number as u64);
+            model.extend((0..count).map(|_| match layer.init {
+                FederatedInit::Zeros => 0.0,
+                FederatedInit::GlorotUniform => ((2.0 * unit(&mut rng) - 1.0) * limit) as f32,
+            }));
+        }
+        model
+    }
+}
+
+fn layout(run: &FederatedRun) -> Result<Layout, InvalidInput> {
+    let mut total = 0_u64;
+    let mut layers = Vec::with_capacity(run.model.layers.len());
+    for layer in &run.model.layers {
+        let parameters = layer.shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension));
+        total = total.saturating_add(parameters.unwrap_or(u64::MAX));
+        let shape = format!("{} with shape {:?}", layer.name, layer.shape);
+        let allowed = format!("at most {MAX_PARAMETERS} parameters in all layers");
+        require(total <= MAX_PARAMETERS as u64, "model.layers", shape, &allowed)?;
+        let parameters = parameters.unwrap_or_default() as usize;
+        layers.push(Layer { name: layer.name.clone(), parameters, local: layer.local });
+    }
+    Layout::new(layers)
+}
+
+fn strategy(strategy: &FederatedStrategy) -> Strategy {
+    let defaults = AdaptiveSettings::default();
+    let adaptive = AdaptiveSettings {
+        eta: strategy.rate.unwrap_or(defaults.eta),
+        beta1: strategy.beta1.unwrap_or(defaults.beta1),
+        beta2: strategy.beta2.unwrap_or(defaults.beta2),
+        tau: strategy.tau.unwrap_or(defaults.tau),
+    };
+    match strategy.kind {
+        FederatedStrategyKind::FedAvg => Strategy::FedAvg,
+        FederatedStrategyKind::FedProx => Strategy::FedProx { mu: strategy.mu.unwrap_or(0.01) },
+        FederatedStrategyKind::FedAdam => Strategy::FedAdam(adaptive),
+        FederatedStrategyKind::FedYogi => Strategy::FedYogi(adaptive),
+        FederatedStrategyKind::FedAdagrad => Strategy::FedAdagrad(adaptive),
+        FederatedStrategyKind::FedBuff => Strategy::FedBuff { server_rate: strategy.rate.unwrap_or(1.0) },
+        FederatedStrategyKind::Median => Strategy::Median,
+        FederatedStrategyKind::TrimmedMean => Strategy::TrimmedMean { beta: strategy.trim.unwrap_or(0.1) },
+        FederatedStrategyKind::Krum => Strategy::Krum {
+            byzantine: strategy.byzantine.unwrap_or(1) as usize,
+            keep: strategy.keep.unwrap_or(1) as usize,
+        },
+    }
+}
+
+fn mode(run: &FederatedRun, strategy: &Strategy) -> Result<Mode, InvalidInput> {
+    let clients = &run.clients;
+    let target = clients.per_round as u32;
+    if matches!(strategy, Strategy::FedBuff { .. }) {
+        let concurrency = clients.concurrency.unwrap_or(clients.population);
+        let allowed = format!("perRound, {target}, to population, {}", clients.population);
+        let holds = (clients.per_round..=clients.population).contains(&concurrency);
+        require(holds, "clients.concurrency", concurrency, &allowed)?;
+        return Ok(Mode::Buffered { concurrency: concurrency as u32, buffer: target });
+    }
+    if let Some(rate) = run.privacy.as_ref().and_then(|privacy| privacy.sampling_rate) {
+        return Ok(Mode::Poisson { rate });
+    }
+    let over_selection_percent = if run.secure_aggregation.is_some() { 0 } else { clients.over_selection as u32 };
+    let minimum = clients.minimum.unwrap_or_else(|| clients.per_round.div_ceil(2)) as u32;
+    Ok(Mode::Synchronous { target, minimum, over_selection_percent })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn run(fields: &str) -> FederatedRun {
+        let mut value: serde_json::Value = serde_json::from_str(
+            r#"{"model":{"layers":[{"name":"w","shape":[3,2],"init":"GlorotUniform"},{"name":"b","shape":[2]}]},
+                "rounds":3,"clients":{"population":8,"perRound":4}}"#,
+        )
+        .unwrap();
+        let fields: serde_json::Value = serde_json::from_str(fields).unwrap();
+        for (name, field) in fields.as_object().unwrap() {
+            value[name] = field.clone();
+        }
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn initial_parameters_depend_on_the_seed_only() {
+        let job = Job::new("a", &run("{}")).unwrap();
+        let model = job.initial_model();
+        assert_eq!((model.len(), job.parameters()), (8, 8));
+        assert!(model[..6].iter().all(|value| *value != 0.0 && value.abs() <= (6.0_f32 / 5.0).sqrt()));
+        assert_eq!(model[6..], [0.0, 0.0]);
+        assert_eq!(Job::new("b", &run("{}")).unwrap().initial_model(), model);
+        assert_ne!(Job::new("a", &run(r#"{"seed":1}"#)).unwrap().initial_model(), model);
+    }
+
+    #[test]
+    fn specifications_that_cannot_work_are_refused_with_the_field() {
+        let field = |fields: &str| Job::new("a", &run(fields)).unwrap_err().field;
+        assert_eq!(field(r#"{"clients":{"population":3,"perRound":4}}"#), "clients.perRound");
+        assert_eq!(field(r#"{"model":{"layers":[{"name":"w","shape":[1048576,2]}]}}"#), "model.layers");
+        assert_eq!(field(r#"{"secureAggregation":{},"strategy":{"kind":"Median"}}"#), "secureAggregation");
+        assert_eq!(field(r#"{"secureAggregation":{},"strategy":{"kind":"FedBuff"}}"#), "secureAggregation");
+        assert_eq!(field(r#"{"privacy":{"epsilon":1,"delta":0.2,"noiseMultiplier":1,"clip":1}}"#), "delta");
+        let sampled = r#"{"privacy":{"epsilon":1,"delta":0.01,"noiseMultiplier":1,"clip":1,"samplingRate":0.5},"strategy":{"kind":"FedBuff"}}"#;
+        assert_eq!(field(sampled), "samplingRate");
+        let large =
+            r#"{"model":{"layers":[{"name":"w","shape":[1048576]}]},"clients":{"population":100,"perRound":50}}"#;
+        assert_eq!(field(large), "clients");
+        let job = Job::new("a", &run(r#"{"clients":{"population":20,"perRound":10,"overSelection":25}}"#)).unwrap();
+        assert_eq!(job.rounds.mode, Mode::Synchronous { target: 10, minimum: 5, over_selection_percent: 25 });
+    }
+}

@@ -1,0 +1,367 @@
+//! The server of a run as a value: clients with their proofs of identity, rounds, and what is known of accepted updates.
+//!
+//! The caller stores the state after each step that changes it, before it answers the client. Then a repeated request has the same answer,
+//! whatever process answers it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ring::digest::{SHA256, digest as ring_digest};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{InvalidInput, require};
+use crate::job::Job;
+use crate::model::{ClientId, Update, check_vector};
+use crate::privacy::budget::Budget;
+use crate::random::Seed;
+use crate::round::{Action, Batch, Contribution, Digest, Event, Refusal, Rounds, Task, UploadedUpdate};
+use crate::secure::PublicKeyBytes;
+
+/// Returns the SHA-256 of a content.
+#[must_use]
+pub fn digest(content: &[u8]) -> Digest {
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(ring_digest(&SHA256, content).as_ref());
+    bytes
+}
+
+/// An enrolled client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Client {
+    id: ClientId,
+    secret: Digest,
+    identity_key: Option<PublicKeyBytes>,
+}
+
+/// What a client states with its update.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Names the upload.
+    pub nonce: u64,
+    /// Samples it was trained on.
+    pub samples: u64,
+    /// Loss of the downloaded model on the client's data.
+    pub loss: Option<f64>,
+}
+
+/// Why a request was refused; nothing changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Denial {
+    /// The client may not take part.
+    #[error("client {client:?} is not allowed; allowed: {allowed}")]
+    NotEnrolled {
+        /// Its name.
+        client: String,
+        /// Who may.
+        allowed: String,
+    },
+    /// The secret is not that of the client.
+    #[error("secret is not the one with which client {0:?} was enrolled")]
+    WrongSecret(String),
+    /// By the rounds.
+    #[error(transparent)]
+    Round(#[from] Refusal),
+    /// A field is invalid.
+    #[error(transparent)]
+    Invalid(#[from] InvalidInput),
+}
+
+/// The server of a run. Serializable: it is a record of the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Service {
+    rounds: Rounds,
+    clients: BTreeMap<String, Client>,
+    reports: BTreeMap<u64, Report>,
+    /// Secret of the run, from which the choice of clients and the noise are drawn.
+    seed: Seed,
+}
+
+impl Service {
+    /// Creates the server of a run at version 0. `seed` comes from a cryptographic generator.
+    ///
+    /// # Errors
+    /// A setting is out of its range.
+    pub fn new(job: &Job, seed: Seed, model: Digest) -> Result<Self, InvalidInput> {
+        let privacy = match &job.privacy {
+            None => None,
+            Some(privacy) => {
+                let (epsilon, delta) = privacy.budget;
+                Some((Budget::new(epsilon, delta, job.population)?, privacy.mechanism))
+            }
+        };
+        let enrolled: BTreeSet<ClientId> = (0..job.population).collect();
+        let rounds = Rounds::new(job.rounds.clone(), seed, enrolled, privacy, model)?;
+        Ok(Self { rounds, clients: BTreeMap::new(), reports: BTreeMap::new(), seed })
+    }
+
+    /// The rounds.
+    #[must_use]
+    pub const fn rounds(&self) -> &Rounds {
+        &self.rounds
+    }
+
+    /// The secret of the run.
+    #[must_use]
+    pub const fn seed(&self) -> &Seed {
+        &self.seed
+    }
+
+    /// Number of clients so far.
+    #[must_use]
+    pub fn enrolled(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// What the client of an accepted task stated.
+    #[must_use]
+    pub fn report(&self, task: u64) -> Option<&Report> {
+        self.reports.get(&task)
+    }
+
+    /// The identity keys of clients.
+    #[must_use]
+    pub fn identity_keys(&self) -> BTreeMap<ClientId, PublicKeyBytes> {
+        self.clients.values().filter_map(|client| Some((client.id, client.identity_key?))).collect()
+    }
+
+    /// Returns the number of an enrolled client that proves its identity.
+    ///
+    /// # Errors
+    /// It is not enrolled, or the secret is another one.
+    pub fn authenticate(&self, name: &str, secret: &[u8]) -> Result<ClientId, Denial> {
+        let unknown = || Denial::NotEnrolled { client: name.to_owned(), allowed: "clients that checked in".to_owned() };
+        let client = self.clients.get(name).ok_or_else(unknown)?;
+        // Digests of secrets are compared: the time reveals nothing about the secret.
+        if client.secret == digest(secret) { Ok(client.id) } else { Err(Denial::WrongSecret(name.to_owned())) }
+    }
+
+    /// Enrols a client, or recognizes it. Returns its number, and whether it is new.
+    ///
+    /// # Errors
+    /// It may not take part, the run has all its clients, a field is invalid, or the secret is not that of the client.
+    pub fn enrol(
+        &mut self,
+        job: &Job,
+        name: &str,
+        secret: &[u8],
+        identity_key: Option<PublicKeyBytes>,
+    ) -> Result<(ClientId, bool), Denial> {
+        if self.clients.contains_key(name) {
+            return Ok((self.authenticate(name, secret)?, false));
+        }
+        let is_letter = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit() || b"-.".contains(&letter);
+        let holds = (1..=64).contains(&name.len()) && name.bytes().all(is_letter);
+        require(holds, "client", format!("{name:?}"), "1 to 64 characters of a-z, 0-9, - and .")?;
+        require((16..=64).contains(&secret.len()), "secret", format!("{} bytes", secret.len()), "16 to 64 bytes")?;
+        if job.secure.is_some() && identity_key.is_none() {
+            return Err(InvalidInput::new("identity_key", "none", "an Ed25519 key: the run aggregates securely").into());
+        }
+        let denied = |allowed: String| Denial::NotEnrolled { client: name.to_owned(), allowed };
+        if let Some(names) = &job.run().clients.allowed
+            && !names.iter().any(|allowed| allowed == name)
+        {
+            return Err(denied("clients of spec.federated.clients.allowed".to_owned()));
+        }
+        let id = self.clients.len() as ClientId;
+        if id >= job.population {
+            return Err(denied(format!("the first {} clients (spec.federated.clients.population)", job.population)));
+        }
+        self.clients.insert(name.to_owned(), Client { id, secret: digest(secret), identity_key });
+        Ok((id, true))
+    }
+
+    /// Applies an event that is no upload.
+    pub fn step(&mut self, event: Event, now_millis: u64) -> Vec<Action> {
+        let actions = self.rounds.step(event, now_millis);
+        self.forget(&actions);
+        actions
+    }
+
+    /// Returns the task of a client that may upload for it.
+    ///
+    /// # Errors
+    /// The task is another client's, or its lease has ended.
+    pub fn leased(&self, client: ClientId, task: u64, now_millis: u64) -> Result<Task, Refusal> {
+        match self.rounds.task(task) {
+            Some(leased) if leased.client != client => Err(Refusal::OtherClient),
+            Some(leased) if leased.expires_millis > now_millis => Ok(*leased),
+            _ => Err(Refusal::LeaseExpired),
+        }
+    }
+
+    /// Accepts an update whose content was checked. The first action is the answer to the client.
+    ///
+    /// # Errors
+    /// No samples are claimed, or the loss is not a number.
+    pub fn commit(
+        &mut self,
+        run: &str,
+        contribution: (ClientId, u64, Digest),
+        report: Report,
+        now_millis: u64,
+    ) -> Result<Vec<Action>, InvalidInput> {
+        let (client, task, digest) = contribution;
+        require(report.samples > 0, "samples", report.samples, "at least 1")?;
+        let loss = report.loss.unwrap_or_default();
+        require(loss.is_finite(), "loss", loss, "a finite number")?;
+        let update = UploadedUpdate { run: run.to_owned(), client, task, digest };
+        let actions = self.rounds.step(Event::Upload(update), now_millis);
+        if actions
+            .iter()
+            .any(|action| matches!(action, Action::Acknowledge { task: it, repeated: false, .. } if *it == task))
+        {
+            self.reports.insert(task, report);
+        }
+        self.forget(&actions);
+        Ok(actions)
+    }
+
+    fn forget(&mut self, actions: &[Action]) {
+        for action in actions {
+            if let Action::Discard(contribution) = action {
+                self.reports.remove(&contribution.task);
+            }
+        }
+    }
+
+    /// Records that the model of a batch is stored. Returns the reports of the batch by client, and what follows.
+    pub fn aggregated(&mut self, batch: &Batch, model: Digest, now_millis: u64) -> (Vec<Report>, Vec<Action>) {
+        let reports = batch.contributions.iter().filter_map(|it| self.reports.remove(&it.task)).collect();
+        (reports, self.step(Event::Aggregated { batch: batch.number, model }, now_millis))
+    }
+}
+
+/// Decodes the content of an update: 32-bit little-endian floats.
+///
+/// # Errors
+/// It has another length or another digest, or a value that is not finite.
+pub fn decode_update(content: &[u8], parameters: usize, expected: &Digest) -> Result<Vec<f32>, InvalidInput> {
+    let bytes = 4 * parameters;
+    require(content.len() == bytes, "update", format!("{} bytes", content.len()), &format!("{bytes} bytes"))?;
+    require(digest(content) == *expected, "digest", "another one", "the SHA-256 of the uploaded content")?;
+    let values = decode_values(content);
+    check_vector("update", &values, parameters)?;
+    Ok(values)
+}
+
+/// Decodes 32-bit little-endian floats; bytes after the last whole one are left out.
+#[must_use]
+pub fn decode_values(content: &[u8]) -> Vec<f32> {
+    content.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+/// Encodes values as 32-bit little-endian floats.
+#[must_use]
+pub fn encode_values(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Returns the update of a contribution.
+#[must_use]
+pub fn update_of(contribution: &Contribution, samples: u64, delta: Vec<f32>) -> Update {
+    Update { client: contribution.client, version: contribution.version, samples, delta, control: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::tests::run;
+    use crate::round::Outcome;
+
+    const SECRET: &[u8] = &[7; 16];
+
+    fn service(fields: &str) -> (Job, Service) {
+        let job = Job::new("a", &run(fields)).unwrap();
+        let service = Service::new(&job, [1; 32], [0; 32]).unwrap();
+        (job, service)
+    }
+
+    fn check_in(job: &Job, service: &mut Service, name: &str) -> Vec<Action> {
+        let (id, _) = service.enrol(job, name, SECRET, None).unwrap();
+        service.step(Event::CheckIn(id), 0)
+    }
+
+    /// Lets four clients check in; returns their tasks by client.
+    fn tasks(job: &Job, service: &mut Service) -> BTreeMap<ClientId, Task> {
+        let actions: Vec<Action> = ["a", "b", "c", "d"].iter().flat_map(|name| check_in(job, service, name)).collect();
+        let assigned = actions.iter().filter_map(|action| match action {
+            Action::Assign(task) => Some((task.client, *task)),
+            _ => None,
+        });
+        assigned.collect()
+    }
+
+    const REPORT: Report = Report { nonce: 1, samples: 5, loss: Some(0.5) };
+
+    #[test]
+    fn clients_prove_who_they_are_and_the_population_is_bounded() {
+        let (job, mut service) = service(r#"{"clients":{"population":4,"perRound":4}}"#);
+        assert_eq!(service.enrol(&job, "a", SECRET, None).unwrap(), (0, true));
+        assert_eq!(service.enrol(&job, "a", SECRET, None).unwrap(), (0, false));
+        assert_eq!(service.enrol(&job, "a", &[8; 16], None), Err(Denial::WrongSecret("a".into())));
+        assert_eq!(service.authenticate("a", &[8; 16]), Err(Denial::WrongSecret("a".into())));
+        assert!(matches!(service.authenticate("z", SECRET), Err(Denial::NotEnrolled { .. })));
+        assert!(service.enrol(&job, "A", SECRET, None).unwrap_err().to_string().starts_with("client: \"A\""));
+        assert!(service.enrol(&job, "b", &[1], None).unwrap_err().to_string().starts_with("secret: 1 bytes"));
+        ["b", "c", "d"].iter().for_each(|name| assert!(service.enrol(&job, name, SECRET, None).is_ok()));
+        assert!(service.enrol(&job, "e", SECRET, None).unwrap_err().to_string().contains("first 4 clients"));
+    }
+
+    #[test]
+    fn only_listed_clients_are_enrolled_and_secure_runs_require_a_key() {
+        let (job, mut allowed) = service(r#"{"clients":{"population":4,"perRound":1,"allowed":["x"]}}"#);
+        assert!(allowed.enrol(&job, "x", SECRET, None).is_ok());
+        assert!(matches!(allowed.enrol(&job, "y", SECRET, None), Err(Denial::NotEnrolled { .. })));
+        let (job, mut secure) = service(r#"{"secureAggregation":{}}"#);
+        assert!(secure.enrol(&job, "a", SECRET, None).unwrap_err().to_string().starts_with("identity_key"));
+        assert!(secure.enrol(&job, "a", SECRET, Some([1; 32])).is_ok());
+    }
+
+    #[test]
+    fn an_update_counts_once_and_forged_late_or_foreign_ones_do_not_count() {
+        let (job, mut service) = service("{}");
+        let tasks = tasks(&job, &mut service);
+        assert_eq!(tasks.len(), 4);
+        let task = tasks[&0];
+        assert_eq!(service.leased(1, task.number, 1), Err(Refusal::OtherClient));
+        assert_eq!(service.leased(0, task.number, task.expires_millis), Err(Refusal::LeaseExpired));
+        assert_eq!(service.leased(0, 99, 1), Err(Refusal::LeaseExpired));
+        let commit = |service: &mut Service, run: &str, client, digest, now| {
+            service.commit(run, (client, task.number, digest), REPORT, now).unwrap().remove(0)
+        };
+        assert_eq!(commit(&mut service, "b", 0, [1; 32], 1), Action::Refuse(0, Refusal::OtherRun));
+        assert_eq!(commit(&mut service, "a", 1, [1; 32], 1), Action::Refuse(1, Refusal::LeaseExpired));
+        let acknowledged = |repeated| Action::Acknowledge { client: 0, task: task.number, repeated };
+        assert_eq!(commit(&mut service, "a", 0, [1; 32], 1), acknowledged(false));
+        let restored: Vec<u8> = postcard::to_stdvec(&service).unwrap();
+        let mut service: Service = postcard::from_bytes(&restored).unwrap();
+        assert_eq!(commit(&mut service, "a", 0, [1; 32], 2), acknowledged(true));
+        assert_eq!(commit(&mut service, "a", 0, [2; 32], 2), Action::Refuse(0, Refusal::Conflict));
+        assert_eq!(commit(&mut service, "a", 1, [1; 32], 2), Action::Refuse(1, Refusal::OtherClient));
+        assert_eq!(service.report(task.number), Some(&REPORT));
+    }
+
+    #[test]
+    fn malformed_updates_name_what_is_wrong() {
+        let content = encode_values(&[1.0, 2.0]);
+        let sum = digest(&content);
+        assert_eq!(decode_update(&content, 2, &sum).unwrap(), [1.0, 2.0]);
+        let refused =
+            |content: &[u8], parameters, sum: &Digest| decode_update(content, parameters, sum).unwrap_err().to_string();
+        assert!(refused(&content, 3, &sum).starts_with("update: 8 bytes"));
+        assert!(refused(&content, 2, &[0; 32]).starts_with("digest"));
+        let nan = encode_values(&[1.0, f32::NAN]);
+        assert!(refused(&nan, 2, &digest(&nan)).starts_with("update: NaN at 1"));
+        let (job, mut service) = service("{}");
+        let task = tasks(&job, &mut service)[&0];
+        let mut report = |report| service.commit("a", (0, task.number, [1; 32]), report, 1).unwrap_err().field;
+        assert_eq!(report(Report { samples: 0, ..REPORT }), "samples");
+        assert_eq!(report(Report { loss: Some(f64::NAN), ..REPORT }), "loss");
+    }
+
+    #[test]
+    fn no_round_starts_when_the_budget_is_exhausted() {
+        let (job, mut service) = service(r#"{"privacy":{"epsilon":0.01,"delta":0.01,"noiseMultiplier":1,"clip":1}}"#);
+        assert_eq!(tasks(&job, &mut service).len(), 0);
+        assert!(matches!(service.rounds().outcome(), Some(Outcome::Exhausted { .. })));
+    }
+}
