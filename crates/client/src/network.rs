@@ -116,6 +116,11 @@ impl Network {
         }
     }
 
+    /// Whether connections are encrypted.
+    pub const fn is_secured(&self) -> bool {
+        matches!(self.0, Transport::Tls(_) | Transport::WithToken(_))
+    }
+
     /// Whether a simulator makes connections: host names are simulated, too.
     pub const fn is_simulated(&self) -> bool {
         matches!(self.0, Transport::Simulated(_))
