@@ -6,6 +6,7 @@ use crate::ids::{Group, MemoryId};
 use crate::law::ONE;
 use crate::outcome::Refusal;
 use crate::{MAX_IDS, MAX_PAYLOAD_BYTES};
+use xxhash_rust::xxh3::xxh3_64;
 
 /// A buffer that a command addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -30,11 +31,63 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns the share of a partition: shares differ by at most one and add up to the capacity.
+    /// Returns the share of a partition if all partitions hold items.
     #[must_use]
     pub const fn shared(self, partition: u32, partitions: u32) -> Self {
-        let rest = (partition as u64) < self.capacity % partitions as u64;
-        Self { share: self.capacity / partitions as u64 + rest as u64, ..self }
+        self.placed(Placement { first: 0, used: partitions, partitions }, partition)
+    }
+
+    /// Returns the share of a partition: shares of the partitions that hold items differ by at most one and add up to the capacity.
+    #[must_use]
+    pub const fn placed(self, placement: Placement, partition: u32) -> Self {
+        let Placement { first, used, partitions } = placement;
+        let index = (partition + partitions - first % partitions) % partitions;
+        if index >= used {
+            return Self { share: 0, ..self };
+        }
+        let rest = (index as u64) < self.capacity % used as u64;
+        Self { share: self.capacity / used as u64 + rest as u64, ..self }
+    }
+}
+
+/// Which partitions hold the items of a buffer: `used` consecutive ones from `first` on, modulo the number of partitions.
+///
+/// A partition removes items when its own share is full. With few items per partition, chance would fill one partition while others have room,
+/// so a small buffer uses few partitions; below twice [`Placement::LEAST_SHARE`] items a single one, whose removals are those of one list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// First partition that holds items.
+    pub first: u32,
+    /// Number of partitions that hold items, 1 to `partitions`.
+    pub used: u32,
+    /// Partitions of the cluster.
+    pub partitions: u32,
+}
+
+impl Placement {
+    /// Items that a partition holds at least, if the buffer has as many. With 1,024, batches of different sizes fill partitions alike within
+    /// a few percent.
+    pub const LEAST_SHARE: u64 = 1_024;
+
+    /// Chooses the number of partitions of a buffer with this capacity; a partition has room for `most_share` items.
+    pub const fn spread(capacity: u64, most_share: u64, partitions: u32) -> u32 {
+        let wanted = capacity / Self::LEAST_SHARE;
+        let needed = capacity.div_ceil(if most_share == 0 { 1 } else { most_share });
+        let used = if wanted > needed { wanted } else { needed };
+        if used == 0 {
+            1
+        } else if used > partitions as u64 {
+            partitions
+        } else {
+            used as u32
+        }
+    }
+
+    /// Places a buffer on `used` partitions, 0 = all; its name decides where it begins.
+    pub fn new(name: &str, used: u32, partitions: u32) -> Self {
+        let first = (xxh3_64(name.as_bytes()) % u64::from(partitions.max(1))) as u32;
+        let used = if used == 0 || used > partitions { partitions } else { used };
+        Self { first, used, partitions }
     }
 }
 

@@ -9,7 +9,7 @@ mod command;
 mod cursor;
 mod table;
 
-pub use command::{BufferCommand, BufferRef, Limits};
+pub use command::{BufferCommand, BufferRef, Limits, Placement};
 pub use cursor::{Cursor, LeaseError, MAX_AHEAD, Position};
 pub use table::{Buffer, BufferTable, Counts};
 

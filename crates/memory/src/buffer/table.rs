@@ -135,7 +135,7 @@ impl BufferTable {
         if found { Ok(()) } else { Err(Refusal::BufferUnknown) }
     }
 
-    /// Creates a buffer, or accepts an equal one.
+    /// Creates a buffer, or accepts an equal one. An existing buffer keeps its share, which a restore may have changed.
     ///
     /// # Errors
     /// [`Refusal::BufferConflict`], [`Refusal::BufferLimit`].
@@ -147,8 +147,8 @@ impl BufferTable {
         limits: Limits,
     ) -> Result<(), Refusal> {
         if let Some((found, buffer)) = self.find(name) {
-            let equal =
-                buffer.definition == definition && buffer.limits == limits && group.is_none_or(|group| group == found);
+            let same = buffer.definition == definition && Limits { share: buffer.limits.share, ..limits } == buffer.limits;
+            let equal = same && group.is_none_or(|group| group == found);
             return if equal { Ok(()) } else { Err(Refusal::BufferConflict) };
         }
         if self.buffers.len() >= MAX_BUFFERS {
@@ -218,8 +218,9 @@ impl BufferTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffer::{order, position, position_of};
+    use crate::buffer::{Placement, order, position, position_of};
     use crate::partition_of;
+    use proptest::prelude::*;
 
     #[test]
     fn positions_rise_are_of_the_partition_and_skip_ids_of_clients() {
@@ -259,5 +260,27 @@ mod tests {
         let limits = Limits { capacity: 10, ..Limits::default() };
         let shares: Vec<u64> = (0..4).map(|partition| limits.shared(partition, 4).share).collect();
         assert_eq!(shares, [3, 3, 2, 2]);
+        let placement = Placement { first: 3, used: 3, partitions: 4 };
+        let shares: Vec<u64> = (0..4).map(|partition| limits.placed(placement, partition).share).collect();
+        assert_eq!(shares, [3, 3, 0, 4]);
+    }
+
+    proptest! {
+        #[test]
+        fn placed_shares_add_up_and_are_large_enough(
+            capacity in 1_u64..3_000_000, partitions in 1_u32..1_025, most in 1_u64..20_000, name in "[a-z]{1,8}",
+        ) {
+            let used = Placement::spread(capacity, most, partitions);
+            let placement = Placement::new(&name, used, partitions);
+            let limits = Limits { capacity, ..Limits::default() };
+            let shares: Vec<u64> = (0..partitions).map(|partition| limits.placed(placement, partition).share).collect();
+            prop_assert_eq!(shares.iter().sum::<u64>(), capacity);
+            let held = || shares.iter().copied().filter(|share| *share > 0);
+            prop_assert!(held().count() as u64 <= u64::from(used).min(capacity));
+            let (least, largest) = (held().min().unwrap(), held().max().unwrap());
+            prop_assert!(largest - least <= 1);
+            prop_assert!(largest <= most || u64::from(partitions) * most < capacity, "{largest} items in a partition for {most}");
+            prop_assert!(least >= Placement::LEAST_SHARE.min(capacity).min(most / 2), "{least} items in a partition");
+        }
     }
 }
