@@ -1,7 +1,7 @@
 //! Appends and changes of items, each exactly once.
 //!
-//! A batch is dealt to partitions in pieces, one after another from where the last append ended, so that partitions fill alike. Items of a
-//! trajectory go to one partition, in order. A piece is applied together or not at all.
+//! A batch is dealt to the partitions of the buffer in pieces, one after another from where the last append ended, so that partitions fill alike.
+//! Items of a trajectory go to one partition, in order. A piece is applied together or not at all.
 
 use super::batch::{Column, check_length};
 use super::spec::invalid;
@@ -151,9 +151,10 @@ impl Buffer {
         for (row, handle) in handles.iter().enumerate() {
             rows.entry(partition_of(*handle, partitions)).or_default().push(row);
         }
-        let parts = rows
-            .iter()
-            .flat_map(|(partition, rows)| rows.chunks(HANDLES).map(|rows| self.part(*partition, change(rows))));
+        let mut parts = Vec::new();
+        for (partition, rows) in &rows {
+            parts.extend(rows.chunks(HANDLES).map(|rows| self.part(*partition, change(rows))));
+        }
         let outcome = self.0.session.execute(parts).await?.outcome;
         Ok(Changed { applied: outcome.applied + outcome.evicted, stale: outcome.rejected })
     }
@@ -213,26 +214,27 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Number of partitions that hold items: those whose share of the capacity is not 0.
-    fn used(&self) -> u32 {
-        u64::from(self.partitions).min(self.buffer.spec().capacity) as u32
+    /// Returns the partition at this index, modulo their number.
+    fn partition(&self, index: u32) -> PartitionId {
+        let partitions = self.buffer.partitions();
+        partitions[index as usize % partitions.len()]
     }
 
     /// Returns the pieces of the batch, in rounds with at most one piece per partition.
     fn deal(&self) -> Vec<Vec<Piece>> {
-        let used = self.used();
-        let mut rows_of: Vec<(u32, Vec<usize>)> = Vec::new();
+        let used = self.buffer.partitions().len();
+        let mut rows_of: Vec<(PartitionId, Vec<usize>)> = Vec::new();
         if self.items.trajectories.iter().any(|trajectory| *trajectory != 0) {
             let mut by_partition: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
             for (row, trajectory) in self.items.trajectories.iter().enumerate() {
-                by_partition.entry((mix64(*trajectory) % u64::from(used)) as u32).or_default().push(row);
+                by_partition.entry((mix64(*trajectory) % used as u64) as u32).or_default().push(row);
             }
-            rows_of.extend(by_partition);
+            rows_of.extend(by_partition.into_iter().map(|(index, rows)| (self.partition(index), rows)));
         } else {
-            let pieces = self.items.count.div_ceil(PIECE_ITEMS).clamp(1, used as usize);
+            let pieces = self.items.count.div_ceil(PIECE_ITEMS).clamp(1, used);
             let first = self.buffer.take_turns(pieces as u32);
             let bounds = |piece: usize| piece * self.items.count / pieces;
-            let piece = |piece| (first.wrapping_add(piece as u32) % used, (bounds(piece)..bounds(piece + 1)).collect());
+            let piece = |piece| (self.partition(first.wrapping_add(piece as u32)), (bounds(piece)..bounds(piece + 1)).collect());
             rows_of.extend((0..pieces).map(piece));
         }
         let mut rounds: Vec<Vec<Piece>> = Vec::new();
@@ -241,7 +243,7 @@ impl Rows<'_> {
                 if rounds.len() == round {
                     rounds.push(Vec::new());
                 }
-                rounds[round].push((PartitionId(partition), rows));
+                rounds[round].push((partition, rows));
             }
         }
         rounds
@@ -249,7 +251,7 @@ impl Rows<'_> {
 
     /// Cuts rows so that a piece fits into a message and into the share of its partition.
     fn cut(&self, rows: &[usize]) -> Vec<Vec<usize>> {
-        let share = (self.buffer.spec().capacity / u64::from(self.partitions)).max(1) as usize;
+        let share = (self.buffer.spec().capacity / self.buffer.partitions().len() as u64).max(1) as usize;
         let mut pieces: Vec<Vec<usize>> = Vec::new();
         let mut bytes = 0;
         for &row in rows {
@@ -268,9 +270,8 @@ impl Rows<'_> {
 
     /// Appends a row to a partition with room, after the one that has none.
     async fn place(&self, full: PartitionId, row: usize, appended: &mut Appended) -> Result<(), Error> {
-        let used = self.used();
-        for step in 1..used {
-            let pieces = [(PartitionId((full.0 + step) % used), vec![row])];
+        for partition in self.buffer.partitions().iter().filter(|partition| **partition != full) {
+            let pieces = [(*partition, vec![row])];
             if self.write(&pieces, appended).await?.is_empty() {
                 return Ok(());
             }
