@@ -10,6 +10,9 @@ Weighted records that decay and are reinforced, on one or many workers; replay b
 [0.65, 0.25]
 """
 
+from . import aio as aio
+from ._batch import Batch as Batch
+from ._batch import Updated as Updated
 from ._database import AsyncDatabase as AsyncDatabase
 from ._database import Database as Database
 from ._database import connect as connect
@@ -30,18 +33,8 @@ from ._learner import DistributedLearner as DistributedLearner
 from ._learner import EpochReport as EpochReport
 from ._learner import History as History
 from ._learner import PutResult as PutResult
-from ._replay import AsyncReplayBuffer as AsyncReplayBuffer
-from ._replay import Batch as Batch
-from ._replay import Fifo as Fifo
-from ._replay import Groups as Groups
-from ._replay import Lifo as Lifo
-from ._replay import MinSize as MinSize
-from ._replay import Prioritized as Prioritized
+from ._replay_aio import AsyncReplayBuffer as AsyncReplayBuffer
 from ._replay import ReplayBuffer as ReplayBuffer
-from ._replay import SampleToInsert as SampleToInsert
-from ._replay import Slices as Slices
-from ._replay import Uniform as Uniform
-from ._replay import Updated as Updated
 from ._results import ClusterStatus as ClusterStatus
 from ._results import Digest as Digest
 from ._results import GroupQuality as GroupQuality
@@ -49,3 +42,11 @@ from ._results import Memories as Memories
 from ._results import Quality as Quality
 from ._results import Worker as Worker
 from ._results import WriteResult as WriteResult
+from ._samplers import Fifo as Fifo
+from ._samplers import Groups as Groups
+from ._samplers import Lifo as Lifo
+from ._samplers import MinSize as MinSize
+from ._samplers import Prioritized as Prioritized
+from ._samplers import SampleToInsert as SampleToInsert
+from ._samplers import Slices as Slices
+from ._samplers import Uniform as Uniform

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from . import _engram
-from ._aio import twin
+from ._aio import Steps, calls, in_thread, twin
 from ._arrays import Ids, Timeout, floats, group_column, ids_and_keys, matrix, seconds, vector
 from ._errors import create, invalid
 from ._local import LocalCluster, owner_key, read_endpoints, state_base
@@ -73,6 +73,7 @@ class Database:
 
     # Memories
 
+    @calls
     def insert(
         self,
         ids: Ids,
@@ -82,7 +83,7 @@ class Database:
         features: object = None,
         payloads: Sequence[bytes] | None = None,
         timeout: Timeout = None,
-    ) -> WriteResult:
+    ) -> Steps[WriteResult]:
         """Inserts memories, or changes the given columns of existing ones.
 
         ``ids`` are integers, or strings as keys, from which ids are derived. ``weights`` in [0, 1], one per id or one for all;
@@ -103,18 +104,20 @@ class Database:
             if len(payloads) != rows:
                 raise invalid(f"payloads has {len(payloads)} entries; required: {rows}, one per id")
             columns["payloads"] = [bytes(payload) for payload in payloads]
-        return WriteResult.of(self._native.upsert(numbers, **columns))
+        return WriteResult.of((yield self._native.upsert(numbers, **columns)))
 
     upsert = insert
 
+    @calls
     def get(
         self, ids: Ids, *, features: bool = False, payloads: bool = False, timeout: Timeout = None
-    ) -> Memories:
+    ) -> Steps[Memories]:
         """Reads memories in the given order. Ids that do not exist are in ``missing``."""
         numbers, _ = ids_and_keys("ids", ids)
         options = {"features": features, "payloads": payloads, "timeout": seconds(timeout)}
-        return Memories(**self._native.get(numbers, **options))
+        return Memories(**(yield self._native.get(numbers, **options)))
 
+    @calls
     def reinforce(
         self,
         ids: Ids,
@@ -123,7 +126,7 @@ class Database:
         deltas: object = None,
         on_missing: Literal["report", "create"] = "report",
         timeout: Timeout = None,
-    ) -> WriteResult:
+    ) -> Steps[WriteResult]:
         """Reinforces memories: by quality in [0, 1], or by change of weight in [-1, 1]; exactly one of the two.
 
         A repeated id is reinforced again. ``on_missing="create"`` creates unknown memories first.
@@ -131,45 +134,51 @@ class Database:
         numbers, keys = ids_and_keys("ids", ids)
         signal = signals(qualities, deltas, len(numbers))
         create_missing = one_of("on_missing", on_missing, ("report", "create")) == "create"
-        counts = self._native.reinforce(
+        counts = yield self._native.reinforce(
             numbers, keys=keys, create=create_missing, timeout=seconds(timeout), **signal
         )
         return WriteResult.of(counts)
 
-    def decay(self, amount: float, *, timeout: Timeout = None) -> WriteResult:
+    @calls
+    def decay(self, amount: float, *, timeout: Timeout = None) -> Steps[WriteResult]:
         """Decays every memory by ``amount`` in [0, 1]."""
         if not 0.0 <= amount <= 1.0:
             raise invalid(f"amount is {amount}; allowed: 0 to 1")
-        return WriteResult.of(self._native.decay(float(amount), timeout=seconds(timeout)))
+        return WriteResult.of((yield self._native.decay(float(amount), timeout=seconds(timeout))))
 
-    def remove(self, ids: Ids, *, timeout: Timeout = None) -> WriteResult:
+    @calls
+    def remove(self, ids: Ids, *, timeout: Timeout = None) -> Steps[WriteResult]:
         """Removes memories; unknown ones are counted as rejected."""
         numbers, _ = ids_and_keys("ids", ids)
-        return WriteResult.of(self._native.remove(numbers, timeout=seconds(timeout)))
+        return WriteResult.of((yield self._native.remove(numbers, timeout=seconds(timeout))))
 
-    def rank(self, limit: int = 10, *, group: int | None = None, timeout: Timeout = None) -> Memories:
+    @calls
+    def rank(self, limit: int = 10, *, group: int | None = None, timeout: Timeout = None) -> Steps[Memories]:
         """Returns the memories of the greatest weights, descending; ``limit=0`` returns all."""
         if limit < 0:
             raise invalid(f"limit is {limit}; allowed: 0 = all, or more")
-        return Memories(**self._native.rank(limit, group=group_number(group), timeout=seconds(timeout)))
+        return Memories(**(yield self._native.rank(limit, group=group_number(group), timeout=seconds(timeout))))
 
+    @calls
     def recall(
         self, query: object, limit: int = 10, *, group: int | None = None, timeout: Timeout = None
-    ) -> Memories:
+    ) -> Steps[Memories]:
         """Returns the memories most similar to ``query``, descending by cosine times weight."""
         if not 1 <= limit <= 4096:
             raise invalid(f"limit is {limit}; allowed: 1 to 4096")
         values = vector("query", query)
         options = {"limit": limit, "group": group_number(group), "timeout": seconds(timeout)}
-        return Memories(**self._native.recall(values, **options))
+        return Memories(**(yield self._native.recall(values, **options)))
 
-    def quality(self, *, timeout: Timeout = None) -> Quality:
+    @calls
+    def quality(self, *, timeout: Timeout = None) -> Steps[Quality]:
         """Returns number and weights of the memories per group."""
-        return Quality.of(self._native.quality(timeout=seconds(timeout)))
+        return Quality.of((yield self._native.quality(timeout=seconds(timeout))))
 
-    def digest(self, *, timeout: Timeout = None) -> Digest:
+    @calls
+    def digest(self, *, timeout: Timeout = None) -> Steps[Digest]:
         """Returns the digest of all memories."""
-        return Digest(*self._native.digest(timeout=seconds(timeout)))
+        return Digest(*(yield self._native.digest(timeout=seconds(timeout))))
 
     def __len__(self) -> int:
         """Number of memories."""
@@ -180,9 +189,10 @@ class Database:
 
     # The cluster
 
-    def status(self) -> ClusterStatus:
+    @calls
+    def status(self) -> Steps[ClusterStatus]:
         """Returns workers and partitions."""
-        found = self._native.map()
+        found = yield self._native.map()
         workers = tuple(Worker(*worker) for worker in found["workers"])
         return ClusterStatus(found["cluster"], found["name"], found["partitions"], workers, found["dimension"])
 
@@ -235,7 +245,7 @@ class Database:
 
 
 class AsyncDatabase:
-    """Awaitable calls of a :class:`Database`: ``await db.aio.get(ids)``."""
+    """Awaitable calls of a :class:`Database`: ``await db.aio.get(ids)``. Cancelling the task cancels the request."""
 
     def __init__(self, sync: Database) -> None:
         self.sync = sync
@@ -251,6 +261,13 @@ class AsyncDatabase:
     quality = twin(Database.quality)
     digest = twin(Database.digest)
     status = twin(Database.status)
+    close = in_thread(Database.close)
+
+    async def __aenter__(self) -> AsyncDatabase:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
 
 
 def signals(qualities: object, deltas: object, rows: int) -> dict[str, Any]:

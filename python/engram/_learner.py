@@ -17,11 +17,12 @@ from typing import Any, Literal
 import numpy as np
 
 from . import _engram
-from ._aio import twin
+from ._aio import Steps, calls, in_thread, steps, twin
 from ._arrays import F64, U64, Ids, Timeout, ids_and_keys, seconds
 from ._database import Database, cluster_manifest, connect, local_database
 from ._errors import create, invalid
 from ._local import LocalCluster
+from ._progress import Progress, progress_bar
 from ._results import ONE, ClusterStatus, Digest, GroupQuality, Memories, Quality, WriteResult, table
 
 #: Memories of the experiment that a learner without memories of its own creates: as of a manifest's ``synthetic: {}``.
@@ -170,7 +171,8 @@ class DistributedLearner:
 
     # Memories
 
-    def put(self, weights: object = None, ids: Ids | None = None, *, groups: object = None, timeout: Timeout = None) -> PutResult:
+    @calls
+    def put(self, weights: object = None, ids: Ids | None = None, *, groups: object = None, timeout: Timeout = None) -> Steps[PutResult]:
         """Inserts memories: ``weights`` in [0, 1], or ``None`` for the initial weight of the cluster.
 
         Without ``ids`` the next free numbers of this learner are used, from 0.
@@ -184,9 +186,10 @@ class DistributedLearner:
         else:
             numbers = ids
         self._is_synthetic = False
-        written = self._db.insert(numbers, weights, groups=groups, timeout=timeout)
+        written = yield from steps(Database.insert)(self._db, numbers, weights, groups=groups, timeout=timeout)
         return PutResult(ids_and_keys("ids", numbers)[0], written.created, written.evicted, written.rejected)
 
+    @calls
     def reinforce(
         self,
         ids: Ids,
@@ -195,24 +198,28 @@ class DistributedLearner:
         deltas: object = None,
         on_missing: Literal["report", "create"] = "report",
         timeout: Timeout = None,
-    ) -> WriteResult:
+    ) -> Steps[WriteResult]:
         """Reinforces memories at once, outside an epoch; see :meth:`engram.Database.reinforce`."""
-        return self._db.reinforce(ids, qualities, deltas=deltas, on_missing=on_missing, timeout=timeout)
+        apply = steps(Database.reinforce)
+        return (yield from apply(self._db, ids, qualities, deltas=deltas, on_missing=on_missing, timeout=timeout))
 
-    def get(self, ids: Ids, *, timeout: Timeout = None) -> F64:
+    @calls
+    def get(self, ids: Ids, *, timeout: Timeout = None) -> Steps[F64]:
         """Returns the weights of memories, exact. Raises :class:`engram.NotFoundError` for ids that do not exist."""
-        found = self._db.get(ids, timeout=timeout)
+        found = yield from steps(Database.get)(self._db, ids, timeout=timeout)
         if len(found.missing):
             shown = ", ".join(map(str, found.missing[:5].tolist()))
             raise create("NotFound", f"{len(found.missing)} memories do not exist: {shown}", "ENG-0508")
         return found.weights
 
-    def top(self, k: int = 10, *, group: int | None = None, timeout: Timeout = None) -> Memories:
+    @calls
+    def top(self, k: int = 10, *, group: int | None = None, timeout: Timeout = None) -> Steps[Memories]:
         """Returns the ``k`` memories of the greatest weights, descending."""
-        return self._db.rank(k, group=group, timeout=timeout)
+        return (yield from steps(Database.rank)(self._db, k, group=group, timeout=timeout))
 
     # Learning
 
+    @calls
     def run_epoch(
         self,
         ids: Ids | None = None,
@@ -221,7 +228,7 @@ class DistributedLearner:
         deltas: object = None,
         on_missing: Literal["report", "create"] = "report",
         timeout: Timeout = None,
-    ) -> EpochReport:
+    ) -> Steps[EpochReport]:
         """Learns one epoch: decays every memory, then reinforces ``ids``, if given, on all workers.
 
         After an exception the same call continues the epoch: what was applied is not applied again, except where the deadline passed
@@ -233,32 +240,34 @@ class DistributedLearner:
             raise invalid("qualities and deltas require ids")
         if ids is not None and self._is_synthetic is None:
             self._is_synthetic = False
-        is_experiment = ids is None and self._populate(limit)
+        is_experiment = ids is None and (yield from self._populate(limit))
         if self._step == 0:
-            self._db.decay(self._decay, timeout=limit)
+            yield from steps(Database.decay)(self._db, self._decay, timeout=limit)
             self._step = 1
         if self._step == 1:
             self._written = WriteResult(0, 0, 0, 0)
             if is_experiment:
-                self._written = WriteResult.of(self._db._native.reinforce_groups([REWARDED, PUNISHED], timeout=limit))
+                self._written = WriteResult.of((yield self._db._native.reinforce_groups([REWARDED, PUNISHED], timeout=limit)))
             elif ids is not None:
-                self._written = self.reinforce(ids, qualities, deltas=deltas, on_missing=on_missing, timeout=limit)
+                apply = steps(DistributedLearner.reinforce)
+                self._written = yield from apply(self, ids, qualities, deltas=deltas, on_missing=on_missing, timeout=limit)
             self._step = 2
-        quality = self._db.quality(timeout=limit)
+        quality = yield from steps(Database.quality)(self._db, timeout=limit)
         self._epoch, self._step = self._epoch + 1, 0
         return self._report(self._written, quality, time.perf_counter() - started)
 
-    def _populate(self, limit: float | None) -> bool:
+    def _populate(self, limit: float | None) -> Steps[bool]:
         """Inserts the memories of the experiment into a cluster that has none; returns whether the epoch is one of the experiment."""
         if self._is_synthetic is None:
-            if self._db.digest(timeout=limit).memories:
+            if (yield from steps(Database.digest)(self._db, timeout=limit)).memories:
                 self._is_synthetic = False
                 return False
             # Partitions have equal shares of the capacity: a full cluster would evict from those that hashing fills first.
             count = min(SYNTHETIC_MEMORIES, self._capacity // 2) & ~1
             for start in range(0, count, BATCH):
                 ids = np.arange(start, min(start + BATCH, count), dtype=np.uint64)
-                self._db.insert(ids, self._initial_weight, groups=ids & np.uint64(1), timeout=limit)
+                groups = ids & np.uint64(1)
+                yield from steps(Database.insert)(self._db, ids, self._initial_weight, groups=groups, timeout=limit)
             self._next_id = count
             self._is_synthetic = True
         return self._is_synthetic
@@ -285,15 +294,16 @@ class DistributedLearner:
         for _ in range(epochs):
             yield self.run_epoch(timeout=timeout)
 
+    @calls
     def run(
         self,
         epochs: int = 10,
         *,
         until: Mapping[str, float] | None = None,
-        progress: bool | Literal["auto"] = "auto",
+        progress: Progress = "auto",
         callbacks: Sequence[Callable[[EpochReport], object]] = (),
         timeout: Timeout = None,
-    ) -> History:
+    ) -> Steps[History]:
         """Learns several epochs. Ends early when a figure of ``until``, as ``{"convergence": 12}``, is reached.
 
         ``progress`` shows a bar if tqdm is installed; ``"auto"`` only on a terminal.
@@ -302,27 +312,33 @@ class DistributedLearner:
         if unknown:
             raise invalid(f"until has {sorted(unknown)}; allowed: {', '.join(_REPORT_FIELDS)}")
         history = History()
-        for report in _with_progress(self.stream(epochs, timeout=timeout), epochs, progress):
-            history.reports.append(report)
-            for callback in callbacks:
-                callback(report)
-            if any(report[name] >= value for name, value in (until or {}).items()):
-                break
+        with progress_bar(epochs, "epoch", progress) as advance:
+            for _ in range(epochs):
+                report = yield from steps(DistributedLearner.run_epoch)(self, timeout=timeout)
+                history.reports.append(report)
+                advance(1)
+                for callback in callbacks:
+                    callback(report)
+                if any(report[name] >= value for name, value in (until or {}).items()):
+                    break
         return history
 
     # The cluster
 
-    def status(self) -> ClusterStatus:
+    @calls
+    def status(self) -> Steps[ClusterStatus]:
         """Returns workers and partitions."""
-        return self._db.status()
+        return (yield from steps(Database.status)(self._db))
 
-    def quality(self, *, timeout: Timeout = None) -> Quality:
+    @calls
+    def quality(self, *, timeout: Timeout = None) -> Steps[Quality]:
         """Returns number and weights of the memories per group."""
-        return self._db.quality(timeout=timeout)
+        return (yield from steps(Database.quality)(self._db, timeout=timeout))
 
-    def digest(self, *, timeout: Timeout = None) -> Digest:
+    @calls
+    def digest(self, *, timeout: Timeout = None) -> Steps[Digest]:
         """Returns the digest of all memories."""
-        return self._db.digest(timeout=timeout)
+        return (yield from steps(Database.digest)(self._db, timeout=timeout))
 
     def kill_node(self, ordinal: int) -> int:
         """Kills a worker process as ``kill -9`` does; it is started again. Only for a cluster that this learner started."""
@@ -379,7 +395,7 @@ class AsyncDistributedLearner:
     status = twin(DistributedLearner.status)
     quality = twin(DistributedLearner.quality)
     digest = twin(DistributedLearner.digest)
-    close = twin(DistributedLearner.close)
+    close = in_thread(DistributedLearner.close)
 
     async def stream(self, epochs: int, *, timeout: Timeout = None) -> Any:
         """Yields the report of each epoch as it ends."""
@@ -420,17 +436,3 @@ def _separation(rewarded: GroupQuality | None, punished: GroupQuality | None) ->
     if rewarded is None or punished is None or not rewarded.count or not punished.count:
         return None
     return Fraction(rewarded.units, rewarded.count * ONE) - Fraction(punished.units, punished.count * ONE)
-
-
-def _with_progress(
-    reports: Iterator[EpochReport], epochs: int, progress: bool | Literal["auto"]
-) -> Iterator[EpochReport]:
-    """Shows a progress bar, if tqdm is installed."""
-    if progress is False:
-        return reports
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        return reports
-    bar: Iterator[EpochReport] = iter(tqdm(reports, total=epochs, unit="epoch", disable=None if progress == "auto" else False))
-    return bar

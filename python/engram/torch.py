@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ._batch import Batch
 from ._database import one_of
-from ._replay import Batch
 from ._replay import ReplayBuffer as _ReplayBuffer
 
 
@@ -55,4 +55,4 @@ def _tensor(value: Any, pin_memory: bool) -> Any:
         tensor = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(array)
-    return tensor.pin_memory() if pin_memory and torch.cuda.is_available() else tensor
+    return tensor.pin_memory() if pin_memory else tensor

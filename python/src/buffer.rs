@@ -1,9 +1,13 @@
 //! `Buffer`: a replay buffer for Python. Columns cross the border as bytes, copied once.
 
+use crate::call::Call;
 use crate::client::Client;
 use crate::convert;
 use crate::runtime::Threads;
-use engram_client::{Batch, Buffer as Native, BufferSpec, BufferStats, Column, Fields, Items, Sample, SampleBy};
+use engram_client::{
+    Batch, Buffer as Native, BufferDescription, BufferSpec, BufferStats, Changed, Column, Fields, Items, Sample,
+    SampleBy,
+};
 use engram_memory::MemoryId;
 use engram_memory::buffer::Remover;
 use engram_replay::limiter;
@@ -44,7 +48,6 @@ type LimiterParts = (f64, u64, f64, f64);
 #[pyo3(signature = (client, name, fields, *, capacity, remover="fifo", max_reuse=0, max_age=None, max_priority=None,
     initial_priority=None, limiter=None, timeout=None))]
 pub(crate) fn create_buffer(
-    py: Python<'_>,
     client: &Client,
     name: String,
     fields: Vec<FieldParts>,
@@ -56,7 +59,7 @@ pub(crate) fn create_buffer(
     initial_priority: Option<f64>,
     limiter: Option<LimiterParts>,
     timeout: Option<f64>,
-) -> PyResult<Buffer> {
+) -> PyResult<Call> {
     let field = |(name, dtype, shape, jagged): FieldParts| Ok(Field { name, dtype: dtype_of(&dtype)?, shape, jagged });
     let fields = fields.into_iter().map(field).collect::<PyResult<_>>()?;
     let mut spec =
@@ -69,36 +72,74 @@ pub(crate) fn create_buffer(
         min_diff,
         max_diff,
     });
-    let buffer = client.threads().wait(py, timeout, || client.client().create_buffer(&spec))?;
-    Ok(Buffer { threads: Arc::clone(client.threads()), buffer: Some(buffer) })
+    let native = client.client().clone();
+    Ok(opened(client, timeout, async move { native.create_buffer(&spec).await }))
 }
 
 /// Opens an existing buffer.
 #[pyfunction]
 #[pyo3(signature = (client, name, *, timeout=None))]
-pub(crate) fn open_buffer(py: Python<'_>, client: &Client, name: &str, timeout: Option<f64>) -> PyResult<Buffer> {
-    let buffer = client.threads().wait(py, timeout, || client.client().buffer(name))?;
-    Ok(Buffer { threads: Arc::clone(client.threads()), buffer: Some(buffer) })
+pub(crate) fn open_buffer(client: &Client, name: String, timeout: Option<f64>) -> Call {
+    let native = client.client().clone();
+    opened(client, timeout, async move { native.buffer(&name).await })
+}
+
+/// Creates a request whose result is a buffer.
+fn opened(
+    client: &Client,
+    timeout: Option<f64>,
+    future: impl Future<Output = Result<Native, engram_client::Error>> + Send + 'static,
+) -> Call {
+    let threads = Arc::clone(client.threads());
+    Call::new(client.threads(), timeout, future, move |py, buffer| {
+        Ok(Py::new(py, Buffer { threads, buffer: Some(buffer) })?.into_any())
+    })
 }
 
 /// Returns name, capacity and items of every buffer.
 #[pyfunction]
 #[pyo3(signature = (client, *, timeout=None))]
-pub(crate) fn list_buffers(py: Python<'_>, client: &Client, timeout: Option<f64>) -> PyResult<Vec<(String, u64, u64)>> {
-    let buffers = client.threads().wait(py, timeout, || client.client().list_buffers())?;
-    Ok(buffers.into_iter().map(|buffer| (buffer.spec.name, buffer.spec.capacity, buffer.stats.items)).collect())
+pub(crate) fn list_buffers(client: &Client, timeout: Option<f64>) -> Call {
+    let native = client.client().clone();
+    Call::new(client.threads(), timeout, async move { native.list_buffers().await }, |py, buffers| {
+        let parts = |buffer: BufferDescription| (buffer.spec.name, buffer.spec.capacity, buffer.stats.items);
+        convert::object(py, buffers.into_iter().map(parts).collect::<Vec<_>>())
+    })
 }
 
 /// Removes a buffer with its items; returns their number.
 #[pyfunction]
 #[pyo3(signature = (client, name, *, timeout=None))]
-pub(crate) fn drop_buffer(py: Python<'_>, client: &Client, name: &str, timeout: Option<f64>) -> PyResult<u64> {
-    client.threads().wait(py, timeout, || client.client().drop_buffer(name))
+pub(crate) fn drop_buffer(client: &Client, name: String, timeout: Option<f64>) -> Call {
+    let native = client.client().clone();
+    Call::new(client.threads(), timeout, async move { native.drop_buffer(&name).await }, |py, removed| {
+        Ok(removed.into_pyobject(py)?.into_any().unbind())
+    })
 }
 
 impl Buffer {
     fn native(&self) -> &Native {
         self.buffer.as_ref().expect("is only absent while it is dropped")
+    }
+
+    /// Creates a request whose result is a batch.
+    fn read<F>(&self, timeout: Option<f64>, send: impl FnOnce(Native) -> F) -> Call
+    where
+        F: Future<Output = Result<Batch, engram_client::Error>> + Send + 'static,
+    {
+        Call::new(&self.threads, timeout, send(self.native().clone()), |py, read| {
+            Ok(batch(py, read)?.into_any().unbind())
+        })
+    }
+
+    /// Creates a request whose result is counts of changed items and stale handles.
+    fn change<F>(&self, timeout: Option<f64>, send: impl FnOnce(Native) -> F) -> Call
+    where
+        F: Future<Output = Result<Changed, engram_client::Error>> + Send + 'static,
+    {
+        Call::new(&self.threads, timeout, send(self.native().clone()), |py, changed| {
+            convert::object(py, (changed.applied, changed.stale))
+        })
     }
 }
 
@@ -124,18 +165,17 @@ impl Buffer {
 
     /// Appends items; returns their handles, and how many items were removed to make room.
     #[pyo3(signature = (count, columns, *, priorities=None, versions=None, trajectories=None, tags=None, wait=0.0, timeout=None))]
-    fn append<'py>(
+    fn append(
         &self,
-        py: Python<'py>,
         count: usize,
-        columns: Vec<ColumnParts<'py>>,
-        priorities: Option<PyReadonlyArray1<'py, f64>>,
-        versions: Option<PyReadonlyArray1<'py, u64>>,
-        trajectories: Option<PyReadonlyArray1<'py, u64>>,
+        columns: Vec<ColumnParts<'_>>,
+        priorities: Option<PyReadonlyArray1<'_, f64>>,
+        versions: Option<PyReadonlyArray1<'_, u64>>,
+        trajectories: Option<PyReadonlyArray1<'_, u64>>,
         tags: Option<Vec<Vec<u8>>>,
         wait: f64,
         timeout: Option<f64>,
-    ) -> PyResult<(Bound<'py, PyArray1<u64>>, u64)> {
+    ) -> PyResult<Call> {
         let items = Items {
             count,
             columns: columns.into_iter().map(column).collect::<PyResult<_>>()?,
@@ -145,16 +185,17 @@ impl Buffer {
             tags: tags.unwrap_or_default().into_iter().map(Into::into).collect(),
             wait: duration(wait)?,
         };
-        let appended = self.threads.wait(py, timeout, || self.native().append(items))?;
-        Ok((handles(py, appended.handles), appended.removed))
+        let native = self.native().clone();
+        Ok(Call::new(&self.threads, timeout, async move { native.append(items).await }, |py, appended| {
+            convert::object(py, (handles(py, appended.handles), appended.removed))
+        }))
     }
 
     /// Draws a batch.
     #[pyo3(signature = (by, count, *, alpha=0.0, beta=0.0, length=1, seed=0, step=0, fields=None, version=0, rank=0, world=1,
         wait=0.0, timeout=None))]
-    fn sample<'py>(
+    fn sample(
         &self,
-        py: Python<'py>,
         by: &str,
         count: u32,
         alpha: f64,
@@ -168,7 +209,7 @@ impl Buffer {
         world: u32,
         wait: f64,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    ) -> PyResult<Call> {
         let by = match by {
             "prioritized" => SampleBy::Prioritized { alpha, beta },
             "uniform" => SampleBy::Uniform,
@@ -180,91 +221,70 @@ impl Buffer {
         };
         let (wait, fields) = (duration(wait)?, selection(fields));
         let sample = Sample { version, rank, world, wait, fields, ..Sample::new(by, count, seed, step) };
-        batch(py, self.threads.wait(py, timeout, || self.native().sample(sample))?)
+        Ok(self.read(timeout, |buffer| async move { buffer.sample(sample).await }))
     }
 
     /// Returns items by handle.
     #[pyo3(signature = (ids, *, fields=None, timeout=None))]
-    fn get<'py>(
-        &self,
-        py: Python<'py>,
-        ids: PyReadonlyArray1<'py, u64>,
-        fields: Option<Vec<String>>,
-        timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    fn get(&self, ids: PyReadonlyArray1<'_, u64>, fields: Option<Vec<String>>, timeout: Option<f64>) -> PyResult<Call> {
         let ids = convert::ids(&ids)?;
-        batch(py, self.threads.wait(py, timeout, || self.native().get(&ids, selection(fields)))?)
+        Ok(self.read(timeout, |buffer| async move { buffer.get(&ids, selection(fields)).await }))
     }
 
     /// Returns items without fields, oldest first.
     #[pyo3(signature = (*, tag=None, limit=0, timeout=None))]
-    fn list<'py>(
-        &self,
-        py: Python<'py>,
-        tag: Option<&[u8]>,
-        limit: u32,
-        timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        batch(py, self.threads.wait(py, timeout, || self.native().list(tag, limit))?)
+    fn list(&self, tag: Option<Vec<u8>>, limit: u32, timeout: Option<f64>) -> Call {
+        self.read(timeout, move |buffer| async move { buffer.list(tag.as_deref(), limit).await })
     }
 
     /// Sets priorities; returns how many were set, and how many handles are stale.
     #[pyo3(signature = (ids, priorities, *, timeout=None))]
     fn update_priorities(
         &self,
-        py: Python<'_>,
         ids: PyReadonlyArray1<'_, u64>,
         priorities: PyReadonlyArray1<'_, f64>,
         timeout: Option<f64>,
-    ) -> PyResult<(u64, u64)> {
+    ) -> PyResult<Call> {
         let (ids, priorities) = (convert::ids(&ids)?, convert::column(&priorities)?);
-        let changed = self.threads.wait(py, timeout, || self.native().update_priorities(&ids, &priorities))?;
-        Ok((changed.applied, changed.stale))
+        Ok(self.change(timeout, |buffer| async move { buffer.update_priorities(&ids, &priorities).await }))
     }
 
     /// Deletes items; returns how many, and how many handles are stale.
     #[pyo3(signature = (ids, *, timeout=None))]
-    fn delete(&self, py: Python<'_>, ids: PyReadonlyArray1<'_, u64>, timeout: Option<f64>) -> PyResult<(u64, u64)> {
+    fn delete(&self, ids: PyReadonlyArray1<'_, u64>, timeout: Option<f64>) -> PyResult<Call> {
         let ids = convert::ids(&ids)?;
-        let changed = self.threads.wait(py, timeout, || self.native().delete(&ids))?;
-        Ok((changed.applied, changed.stale))
+        Ok(self.change(timeout, |buffer| async move { buffer.delete(&ids).await }))
     }
 
     /// Leases the oldest items that a consumer has not had.
     #[pyo3(signature = (consumer, count, *, lease=60.0, fields=None, wait=0.0, timeout=None))]
-    fn consume<'py>(
+    fn consume(
         &self,
-        py: Python<'py>,
-        consumer: &str,
+        consumer: String,
         count: u32,
         lease: f64,
         fields: Option<Vec<String>>,
         wait: f64,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    ) -> PyResult<Call> {
         let (lease, wait, fields) = (duration(lease)?, duration(wait)?, selection(fields));
-        batch(py, self.threads.wait(py, timeout, || self.native().consume(consumer, count, lease, wait, fields))?)
+        Ok(self.read(timeout, move |buffer| async move { buffer.consume(&consumer, count, lease, wait, fields).await }))
     }
 
     /// Records that a consumer is done with items.
     #[pyo3(signature = (consumer, ids, *, timeout=None))]
-    fn acknowledge(
-        &self,
-        py: Python<'_>,
-        consumer: &str,
-        ids: PyReadonlyArray1<'_, u64>,
-        timeout: Option<f64>,
-    ) -> PyResult<(u64, u64)> {
+    fn acknowledge(&self, consumer: String, ids: PyReadonlyArray1<'_, u64>, timeout: Option<f64>) -> PyResult<Call> {
         let ids = convert::ids(&ids)?;
-        let changed = self.threads.wait(py, timeout, || self.native().acknowledge(consumer, &ids))?;
-        Ok((changed.applied, changed.stale))
+        Ok(self.change(timeout, |buffer| async move { buffer.acknowledge(&consumer, &ids).await }))
     }
 
     /// Returns the figures.
     #[pyo3(signature = (*, timeout=None))]
-    fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.threads.wait(py, timeout, || self.native().stats())?;
-        figures(py, stats)
+    fn stats(&self, timeout: Option<f64>) -> Call {
+        let native = self.native().clone();
+        Call::new(&self.threads, timeout, async move { native.stats().await }, |py, stats| {
+            Ok(figures(py, stats)?.into_any().unbind())
+        })
     }
 }
 

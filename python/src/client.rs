@@ -1,11 +1,12 @@
 //! `Client`: the client library for Python.
 
-use crate::convert::{self, GroupFigures, WriteCounts};
+use crate::call::Call;
+use crate::convert;
 use crate::error;
 use crate::runtime::{Runtime, Threads};
 use engram_client::{
     GetOptions, GroupSignal, Network, Options, OwnerKey, QualityOptions, RankOptions, RecallOptions, Rows, Session,
-    Signals, Token, Updates,
+    Signals, Token, Updates, WriteResult,
 };
 use engram_identity::{ExpectedPeer, Files, Keys, Role, Roots, WatchedFiles, token};
 use engram_memory::{Blobs, Group, MemoryId, OnMissing, key_id};
@@ -55,8 +56,13 @@ impl Client {
         &self.threads
     }
 
-    fn session(&self) -> &Session {
-        &self.connection().session
+    /// Creates a write of this connection's session.
+    fn write<F>(&self, timeout: Option<f64>, send: impl FnOnce(Session) -> F) -> Call
+    where
+        F: Future<Output = Result<WriteResult, engram_client::Error>> + Send + 'static,
+    {
+        let write = send(self.connection().session.clone());
+        Call::new(&self.threads, timeout, write, |py, result| convert::object(py, convert::written(&result)))
     }
 }
 
@@ -126,7 +132,7 @@ impl Client {
                 Some(id.map_err(|_| PyValueError::new_err(format!("cluster is {text:?}; allowed: 32 hex digits")))?);
         }
         let threads = Arc::clone(&runtime.0);
-        let client = threads.wait(py, None, || engram_client::Client::connect(options))?;
+        let client = threads.wait(py, None, engram_client::Client::connect(options))?;
         let session = client.session();
         Ok(Self { threads, connection: Some(Connection { client, session }) })
     }
@@ -141,7 +147,6 @@ impl Client {
     #[pyo3(signature = (ids, *, keys=None, weights=None, groups=None, features=None, payloads=None, timeout=None))]
     fn upsert(
         &self,
-        py: Python<'_>,
         ids: PyReadonlyArray1<'_, u64>,
         keys: Option<Vec<String>>,
         weights: Column<'_, f32>,
@@ -149,7 +154,7 @@ impl Client {
         features: Option<PyReadonlyArray2<'_, f32>>,
         payloads: Option<Vec<Vec<u8>>>,
         timeout: Option<f64>,
-    ) -> PyResult<WriteCounts> {
+    ) -> PyResult<Call> {
         let mut rows = keys.map_or_else(Rows::default, Rows::keyed);
         if rows.keys.is_none() {
             rows.ids = convert::ids(&ids)?;
@@ -160,142 +165,145 @@ impl Client {
             rows.features = features.as_slice()?.to_vec();
         }
         rows.payloads = payloads.map(|payloads| payloads.into_iter().collect());
-        let result = self.threads.wait(py, timeout, || self.session().upsert(rows))?;
-        Ok(convert::written(&result))
+        Ok(self.write(timeout, |session| async move { session.upsert(rows).await }))
     }
 
     /// Removes memories.
     #[pyo3(signature = (ids, *, timeout=None))]
-    fn remove(&self, py: Python<'_>, ids: PyReadonlyArray1<'_, u64>, timeout: Option<f64>) -> PyResult<WriteCounts> {
+    fn remove(&self, ids: PyReadonlyArray1<'_, u64>, timeout: Option<f64>) -> PyResult<Call> {
         let ids = convert::ids(&ids)?;
-        Ok(convert::written(&self.threads.wait(py, timeout, || self.session().remove(ids))?))
+        Ok(self.write(timeout, |session| async move { session.remove(ids).await }))
     }
 
     /// Reinforces memories by quality or by change of weight.
     #[pyo3(signature = (ids, *, keys=None, qualities=None, deltas=None, create=false, timeout=None))]
     fn reinforce(
         &self,
-        py: Python<'_>,
         ids: PyReadonlyArray1<'_, u64>,
         keys: Option<Vec<String>>,
         qualities: Column<'_, f32>,
         deltas: Column<'_, f32>,
         create: bool,
         timeout: Option<f64>,
-    ) -> PyResult<WriteCounts> {
+    ) -> PyResult<Call> {
         let updates = updates(&ids, keys, qualities.as_ref(), deltas.as_ref(), create)?;
-        Ok(convert::written(&self.threads.wait(py, timeout, || self.session().reinforce(updates))?))
+        Ok(self.write(timeout, |session| async move { session.reinforce(updates).await }))
     }
 
     /// Decays every memory.
     #[pyo3(signature = (amount, *, timeout=None))]
-    fn decay(&self, py: Python<'_>, amount: f64, timeout: Option<f64>) -> PyResult<WriteCounts> {
-        Ok(convert::written(&self.threads.wait(py, timeout, || self.session().decay(amount))?))
+    fn decay(&self, amount: f64, timeout: Option<f64>) -> Call {
+        self.write(timeout, move |session| async move { session.decay(amount).await })
     }
 
     /// Reads memories by id, in the given order.
     #[pyo3(signature = (ids, *, features=false, payloads=false, timeout=None))]
-    fn get<'py>(
+    fn get(
         &self,
-        py: Python<'py>,
-        ids: PyReadonlyArray1<'py, u64>,
+        ids: PyReadonlyArray1<'_, u64>,
         features: bool,
         payloads: bool,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let ids = convert::ids(&ids)?;
-        let result = self.threads.wait(py, timeout, || self.client().get(&ids, GetOptions { features, payloads }))?;
-        let columns = convert::memories(py, &result.memories, true)?;
-        let missing: Vec<u64> = result.missing.iter().map(|id| id.0).collect();
-        columns.set_item("missing", missing.into_pyarray(py))?;
-        if features {
-            convert::add_features(&columns, &result.memories)?;
-        }
-        if payloads {
-            convert::add_payloads(&columns, &result.memories)?;
-        }
-        Ok(columns)
+    ) -> PyResult<Call> {
+        let (ids, client) = (convert::ids(&ids)?, self.client().clone());
+        let read = async move { client.get(&ids, GetOptions { features, payloads }).await };
+        Ok(Call::new(&self.threads, timeout, read, move |py, result| {
+            let columns = convert::memories(py, &result.memories, true)?;
+            let missing: Vec<u64> = result.missing.iter().map(|id| id.0).collect();
+            columns.set_item("missing", missing.into_pyarray(py))?;
+            if features {
+                convert::add_features(&columns, &result.memories)?;
+            }
+            if payloads {
+                convert::add_payloads(&columns, &result.memories)?;
+            }
+            Ok(columns.into_any().unbind())
+        }))
     }
 
     /// Returns the memories of the greatest weights, descending.
     #[pyo3(signature = (limit, *, group=None, timeout=None))]
-    fn rank<'py>(
-        &self,
-        py: Python<'py>,
-        limit: u64,
-        group: Option<u8>,
-        timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    fn rank(&self, limit: u64, group: Option<u8>, timeout: Option<f64>) -> Call {
         let options = RankOptions { limit, group: group.map(Group), keys: true };
-        let ranked = async {
-            let mut ranking = self.client().rank(options).await?;
+        let client = self.client().clone();
+        let ranked = async move {
+            let mut ranking = client.rank(options).await?;
             let mut memories = Vec::new();
             while let Some(page) = ranking.next().await? {
                 memories.extend(page);
             }
             Ok(memories)
         };
-        let memories = self.threads.wait(py, timeout, || ranked)?;
-        convert::memories(py, &memories, true)
+        Call::new(&self.threads, timeout, ranked, |py, memories| {
+            Ok(convert::memories(py, &memories, true)?.into_any().unbind())
+        })
     }
 
     /// Returns the memories most similar to `query`, descending by cosine times weight.
     #[pyo3(signature = (query, *, limit=10, group=None, timeout=None))]
-    fn recall<'py>(
+    fn recall(
         &self,
-        py: Python<'py>,
-        query: PyReadonlyArray1<'py, f32>,
+        query: PyReadonlyArray1<'_, f32>,
         limit: u32,
         group: Option<u8>,
         timeout: Option<f64>,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    ) -> PyResult<Call> {
         let options = RecallOptions { limit, group: group.map(Group), keys: true };
-        let query = convert::column(&query)?;
-        let matches = self.threads.wait(py, timeout, || self.client().recall(query, options))?;
-        let scores: Vec<f32> = matches.iter().map(|found| found.score).collect();
-        let memories: Vec<_> = matches.into_iter().map(|found| found.memory).collect();
-        let columns = convert::memories(py, &memories, true)?;
-        columns.set_item("scores", scores.into_pyarray(py))?;
-        Ok(columns)
+        let (query, client) = (convert::column(&query)?, self.client().clone());
+        let recalled = async move { client.recall(query, options).await };
+        Ok(Call::new(&self.threads, timeout, recalled, |py, matches| {
+            let scores: Vec<f32> = matches.iter().map(|found| found.score).collect();
+            let memories: Vec<_> = matches.into_iter().map(|found| found.memory).collect();
+            let columns = convert::memories(py, &memories, true)?;
+            columns.set_item("scores", scores.into_pyarray(py))?;
+            Ok(columns.into_any().unbind())
+        }))
     }
 
     /// Returns the figures of every group.
     #[pyo3(signature = (*, timeout=None))]
-    fn quality(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<GroupFigures>> {
-        let quality = self.threads.wait(py, timeout, || self.client().quality(QualityOptions::default()))?;
-        Ok(convert::quality(&quality.vector))
+    fn quality(&self, timeout: Option<f64>) -> Call {
+        let client = self.client().clone();
+        let read = async move { client.quality(QualityOptions::default()).await };
+        Call::new(&self.threads, timeout, read, |py, quality| convert::object(py, convert::quality(&quality.vector)))
     }
 
     /// Returns the digest of all memories as 32 hex digits, and their number.
     #[pyo3(signature = (*, timeout=None))]
-    fn digest(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(String, u64)> {
-        let result = self.threads.wait(py, timeout, || self.client().digest())?;
-        Ok((result.digest.to_string(), result.memories))
+    fn digest(&self, timeout: Option<f64>) -> Call {
+        let client = self.client().clone();
+        let read = async move { client.digest().await };
+        Call::new(&self.threads, timeout, read, |py, result| {
+            convert::object(py, (result.digest.to_string(), result.memories))
+        })
     }
 
     /// Reinforces every memory of some groups, each with a quality.
     #[pyo3(signature = (groups, *, timeout=None))]
-    fn reinforce_groups(&self, py: Python<'_>, groups: Vec<(u8, f32)>, timeout: Option<f64>) -> PyResult<WriteCounts> {
+    fn reinforce_groups(&self, groups: Vec<(u8, f32)>, timeout: Option<f64>) -> Call {
         let signal = |(group, quality)| (Group(group), GroupSignal::Quality(quality));
         let groups: Vec<_> = groups.into_iter().map(signal).collect();
-        Ok(convert::written(&self.threads.wait(py, timeout, || self.session().reinforce_groups(&groups))?))
+        self.write(timeout, |session| async move { session.reinforce_groups(&groups).await })
     }
 
     /// Returns cluster id, name, number of partitions, feature dimension, and per worker: ordinal, address, whether it is alive, and
     /// how many partitions it is primary of.
-    fn map<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let map = self.threads.wait(py, None, || self.client().refreshed_map())?;
-        let primaries = |ordinal| map.partitions.iter().filter(|placement| placement.primary == ordinal).count();
-        let worker = |(ordinal, worker): (&engram_memory::Ordinal, &engram_client::Worker)| {
-            (ordinal.0, worker.client_address.clone(), worker.alive, primaries(*ordinal))
-        };
-        let result = PyDict::new(py);
-        result.set_item("cluster", map.cluster.to_string())?;
-        result.set_item("name", &map.cluster_name)?;
-        result.set_item("partitions", map.partition_count())?;
-        result.set_item("dimension", map.feature_dimension)?;
-        result.set_item("workers", map.workers.iter().map(worker).collect::<Vec<_>>())?;
-        Ok(result)
+    fn map(&self) -> Call {
+        let client = self.client().clone();
+        let read = async move { client.refreshed_map().await };
+        Call::new(&self.threads, None, read, |py, map| {
+            let primaries = |ordinal| map.partitions.iter().filter(|placement| placement.primary == ordinal).count();
+            let worker = |(ordinal, worker): (&engram_memory::Ordinal, &engram_client::Worker)| {
+                (ordinal.0, worker.client_address.clone(), worker.alive, primaries(*ordinal))
+            };
+            let result = PyDict::new(py);
+            result.set_item("cluster", map.cluster.to_string())?;
+            result.set_item("name", &map.cluster_name)?;
+            result.set_item("partitions", map.partition_count())?;
+            result.set_item("dimension", map.feature_dimension)?;
+            result.set_item("workers", map.workers.iter().map(worker).collect::<Vec<_>>())?;
+            Ok(result.into_any().unbind())
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 use engram_client::{Memory, WriteResult};
 use engram_memory::{Group, MemoryId, QualityVector, RejectionReason};
 use numpy::{IntoPyArray as _, PyArray1, PyArrayMethods as _, PyReadonlyArray1};
+use pyo3::IntoPyObjectExt as _;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
@@ -36,6 +37,14 @@ pub(crate) fn ids(array: &PyReadonlyArray1<'_, u64>) -> PyResult<Vec<MemoryId>> 
 /// They are not contiguous.
 pub(crate) fn groups(array: Option<&PyReadonlyArray1<'_, u8>>) -> PyResult<Vec<Group>> {
     Ok(optional(array)?.into_iter().map(Group).collect())
+}
+
+/// Converts a value to an object.
+///
+/// # Errors
+/// Python is out of memory.
+pub(crate) fn object<'py>(py: Python<'py>, value: impl IntoPyObject<'py>) -> PyResult<Py<PyAny>> {
+    Ok(value.into_py_any(py)?)
 }
 
 /// Creates the columns of `memories`. The columns are moved, not copied again.

@@ -13,6 +13,7 @@
 )]
 
 mod buffer;
+mod call;
 mod client;
 mod convert;
 mod error;
@@ -27,6 +28,8 @@ use pyo3::prelude::*;
 mod _engram {
     #[pymodule_export]
     use crate::buffer::{Buffer, create_buffer, drop_buffer, list_buffers, open_buffer};
+    #[pymodule_export]
+    use crate::call::Call;
     #[pymodule_export]
     use crate::client::{Client, key_ids};
     #[pymodule_export]

@@ -47,40 +47,51 @@ impl Threads {
         self.process == std::process::id()
     }
 
-    /// Waits for the future that `make` returns, without the interpreter lock. A signal handler that raises, or the deadline, cancels it.
+    /// Returns the runtime.
+    ///
+    /// # Errors
+    /// This is a forked child.
+    pub(crate) fn of_this_process(&self, py: Python<'_>) -> PyResult<&tokio::runtime::Runtime> {
+        match &self.runtime {
+            Some(runtime) if self.is_own() => Ok(runtime),
+            _ => Err(error::raise(py, "Forked", "this connection belongs to the parent process", None)),
+        }
+    }
+
+    /// Waits for a future, without the interpreter lock. A signal handler that raises, or the deadline, cancels it.
     ///
     /// # Errors
     /// The deadline passed, a signal handler raised, or this is a forked child.
-    pub(crate) fn wait<T: Send, F: Future<Output = Result<T, engram_client::Error>>>(
+    pub(crate) fn wait<T: Send>(
         &self,
         py: Python<'_>,
         limit: Option<f64>,
-        make: impl FnOnce() -> F + Send,
+        future: impl Future<Output = Result<T, engram_client::Error>> + Send,
     ) -> PyResult<T> {
-        let runtime = match &self.runtime {
-            Some(runtime) if self.is_own() => runtime,
-            _ => return Err(error::raise(py, "Forked", "this connection belongs to the parent process", None)),
-        };
-        // Beyond the range of a duration there is no deadline.
-        let deadline = limit.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let deadline = deadline.and_then(|limit| Instant::now().checked_add(limit));
-        match py.detach(|| runtime.block_on(interruptible(deadline, make))) {
+        let runtime = self.of_this_process(py)?;
+        match py.detach(|| runtime.block_on(interruptible(deadline(limit), future))) {
             Ok(result) => result.map_err(|failure| error::of_client(py, &failure)),
             Err(Some(interrupt)) => Err(interrupt),
-            Err(None) => {
-                let text = format!("no result within timeout={} s", limit.unwrap_or_default());
-                Err(error::raise(py, "Timeout", &text, Some(engram_api::Code::DeadlineExceeded)))
-            }
+            Err(None) => Err(passed(py, limit)),
         }
     }
 }
 
+/// Returns the time `limit` seconds from now; beyond the range of a duration there is no deadline.
+pub(crate) fn deadline(limit: Option<f64>) -> Option<Instant> {
+    let limit = limit.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    limit.and_then(|limit| Instant::now().checked_add(limit))
+}
+
+/// Creates the exception of a passed deadline.
+pub(crate) fn passed(py: Python<'_>, limit: Option<f64>) -> PyErr {
+    let text = format!("no result within timeout={} s", limit.unwrap_or_default());
+    error::raise(py, "Timeout", &text, Some(engram_api::Code::DeadlineExceeded))
+}
+
 /// Completes with the future's result; fails with the exception of a signal handler, or with `None` at the deadline.
-async fn interruptible<T, F: Future<Output = T>>(
-    deadline: Option<Instant>,
-    make: impl FnOnce() -> F,
-) -> Result<T, Option<PyErr>> {
-    let mut future = std::pin::pin!(make());
+async fn interruptible<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Result<T, Option<PyErr>> {
+    let mut future = std::pin::pin!(future);
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let slice = left.map_or(SIGNAL_INTERVAL, |left| left.min(SIGNAL_INTERVAL));

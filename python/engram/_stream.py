@@ -1,0 +1,113 @@
+"""Streams of batches that are drawn ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any, Protocol
+
+from ._batch import Batch
+
+
+class Stream(Iterator[Batch]):
+    """Batches of :meth:`ReplayBuffer.stream`; :meth:`close` ends the thread that draws ahead."""
+
+    def __init__(self, draw: Callable[[], Batch], depth: int, batches: int | None) -> None:
+        self._draw, self._left = draw, batches
+        self._queue: queue.Queue[Batch | BaseException] | None = queue.Queue(depth) if depth else None
+        self._stopped = threading.Event()
+        if self._queue is not None:
+            threading.Thread(target=self._run, args=(self._queue, batches), name="engram-prefetch", daemon=True).start()
+
+    def _run(self, ready: queue.Queue[Batch | BaseException], batches: int | None) -> None:
+        while not self._stopped.is_set() and batches != 0:
+            try:
+                item: Batch | BaseException = self._draw()
+            except BaseException as failure:
+                item = failure
+            batches = None if batches is None else batches - 1
+            while not self._stopped.is_set():
+                with suppress(queue.Full):
+                    ready.put(item, timeout=0.1)
+                    break
+            if isinstance(item, BaseException):
+                return
+
+    def __next__(self) -> Batch:
+        if self._left == 0 or self._stopped.is_set():
+            raise StopIteration
+        if self._left is not None:
+            self._left -= 1
+        if self._queue is None:
+            return self._draw()
+        while True:
+            # In slices: a signal handler runs between them.
+            with suppress(queue.Empty):
+                item = self._queue.get(timeout=0.1)
+                break
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stopped.set()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class AsyncStream(AsyncIterator[Batch]):
+    """Batches of ``buffer.aio.stream``: ``depth`` requests are in flight, and are answered in order."""
+
+    def __init__(self, draw: Callable[[], Coroutine[Any, Any, Batch]], depth: int, batches: int | None) -> None:
+        self._draw, self._depth, self._left = draw, max(depth, 1), batches
+        self._tasks: deque[asyncio.Task[Batch]] = deque()
+
+    async def __anext__(self) -> Batch:
+        while len(self._tasks) < self._depth and self._left != 0:
+            self._tasks.append(asyncio.create_task(self._draw()))
+            self._left = None if self._left is None else self._left - 1
+        if not self._tasks:
+            raise StopAsyncIteration
+        try:
+            return await self._tasks.popleft()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Cancels the requests that are in flight."""
+        self._left, tasks = 0, list(self._tasks)
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+
+class Member(Protocol):
+    """A member of a group of learners that draw from one plan."""
+
+    @property
+    def rank(self) -> int:
+        """Rank, from 0."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of members."""
+
+
+def part_of(group: Member | None) -> dict[str, int]:
+    """Returns the part of a draw that is a member's."""
+    return {} if group is None else {"rank": group.rank, "world_size": group.world_size}
