@@ -46,7 +46,7 @@ def measure(workload, memories, work):
 def main(peer, version, threads, workloads_of):
     """Runs the workloads of one suite at each size; `workloads_of(suite, memories)` yields (name, work)."""
     parser = argparse.ArgumentParser(description=f"The work of Engram's benchmarks, done by {peer} on the CPU.")
-    parser.add_argument("suite", choices=["epoch", "store", "rank", "recall", "algebra"])
+    parser.add_argument("suite", choices=["epoch", "store", "rank", "recall", "algebra", "replay"])
     parser.add_argument("--memories", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     arguments = parser.parse_args()
     rows = []

@@ -12,6 +12,7 @@ mod population;
 mod profile;
 mod rank;
 mod recall;
+mod replay;
 mod row;
 mod rows;
 mod store;
@@ -64,6 +65,8 @@ enum Suite {
     Device,
     /// Max-plus product and Fisher matrix in process
     Algebra,
+    /// Replay buffers: sample, new priorities and insert, in process and over loopback
+    Replay,
     /// Cost of replication, by number of replicas and durability mode
     Replication,
     /// Re-replication after a worker loses its disk: duration, and write latency meanwhile
@@ -103,6 +106,7 @@ fn main() -> anyhow::Result<()> {
         Suite::Algebra => algebra::algebra_rows(threads)?,
         Suite::Store => store::store_rows(sizes, threads, scratch)?,
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
+        Suite::Replay => [of_each(&replay::replay_rows)?, wire::replay(sizes, threads, scratch)?].concat(),
         Suite::Replication => wire::replication(sizes, threads, scratch)?,
         Suite::ReReplication => wire::re_replication(sizes, threads, scratch)?,
         Suite::Backup => wire::backup(sizes, threads, scratch)?,

@@ -9,10 +9,12 @@ use engram_cluster::{Change, Entry as MapEntry, PartitionMap, rebuild};
 use engram_fuzz::{tokens, world};
 use engram_mapstore::{FileStore, Goal, MapStore as _, Scale};
 use engram_memory::codec::{encode_ledger, encode_record, encode_reply};
+use engram_memory::buffer::{BufferCommand, BufferRef, Limits, Remover, handle_at, order, position};
 use engram_memory::{
-    ClusterId, FeatureShape, FeatureType, Incarnation, Lsn, Member, Ordinal, Record, StoreId, Term, key_id,
+    Blobs, ClusterId, Command, FeatureShape, FeatureType, Group, Incarnation, Lsn, Member, Ordinal, Record, StoreId, Term, key_id,
 };
 use engram_proto::v1;
+use engram_replay::item::Head;
 use engram_store::peer::{Envelope, Message, StateChunk};
 use engram_store::{Content, SimDisk, SnapshotHead, SnapshotWriter, snapshot_file};
 use engram_testing::commands::World;
@@ -31,7 +33,7 @@ const TERM: Term = Term(3);
 fn main() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let state = State::make();
-    let seeds: [(&str, Vec<Vec<u8>>); 12] = [
+    let seeds: [(&str, Vec<Vec<u8>>); 13] = [
         ("wal_record", records(&state)),
         ("wal_segment_recover", logs(&state)),
         ("snapshot_manifest", snapshots(&state)),
@@ -43,6 +45,7 @@ fn main() {
         ("manifest", manifests()),
         ("event_file", events()),
         ("worker_settings", settings()),
+        ("buffer_messages", buffers()),
         ("account_token", tokens()),
     ];
     for (target, seeds) in seeds {
@@ -176,6 +179,73 @@ fn logs(state: &State) -> Vec<Vec<u8>> {
     ]
 }
 
+/// Inputs of `buffers.rs`: definitions, items, columns, and commands of the first of three partitions.
+fn buffers() -> Vec<Vec<u8>> {
+    let field = |name: &str, dtype: &str, shape: &[u32], jagged| v1::BufferField {
+        name: name.into(),
+        dtype: dtype.into(),
+        shape: shape.to_vec(),
+        jagged,
+    };
+    let spec = v1::BufferSpec {
+        name: "train".into(),
+        fields: vec![field("obs", "float32", &[2], false), field("tokens", "uint16", &[3], true)],
+        capacity: 100,
+        max_age: Some(2),
+        limiter: Some(v1::RateLimit { samples_per_insert: 4.0, min_size: 10, min_diff: 30.0, max_diff: 50.0 }),
+        sampler: Some(v1::BufferSampler {
+            sampler: Some(v1::buffer_sampler::Sampler::Prioritized(v1::PrioritizedSampler { alpha: 0.6, beta: 0.4 })),
+        }),
+        ..v1::BufferSpec::default()
+    };
+    let mut item = Vec::new();
+    Head { version: 3, trajectory: 9, tag: b"done" }.encode(&mut item);
+    item.extend([[0; 8].as_slice(), &[1, 0, 0, 0, 1, 0, 2, 0, 3, 0], &[1]].concat());
+    let column = |field: &str, dtype: &str, shape: &[u32], data: &[u8], rows: &[u32]| v1::FieldColumn {
+        field: field.into(),
+        dtype: dtype.into(),
+        shape: shape.to_vec(),
+        data: data.to_vec().into(),
+        rows: rows.to_vec(),
+    };
+    let columns = vec![
+        column("done", "bool", &[], &[1, 0], &[]),
+        column("obs", "float32", &[2], &[7; 16], &[]),
+        column("tokens", "uint16", &[3], &[9; 12], &[2, 0]),
+    ];
+    let append = v1::AppendItems { count: 2, columns, ..v1::AppendItems::default() };
+    let buffer = BufferRef { group: Group(255), stamp: xxhash_rust::xxh3::xxh3_64(b"definition") };
+    let at = |row| position(order(1_700_000_000_000, row), 0, 3);
+    let limits = Limits { capacity: 9, share: 3, remover: Remover::HighestPriority, max_reuse: 1 };
+    let payloads: Blobs = [&b"a"[..], b"b"].iter().collect();
+    let rows = |from| BufferCommand::Append { buffer, from, weights: vec![1, 2], payloads: payloads.clone() };
+    let id = |row| handle_at(at(row));
+    let (consumer, now_ms) = ("learner".to_owned(), 1);
+    let sequence = [
+        BufferCommand::Define { group: None, name: "train".into(), definition: b"definition".to_vec(), limits },
+        rows(at(0)),
+        rows(at(0)),
+        BufferCommand::SetWeights { buffer, ids: vec![id(1)], weights: vec![1 << 30] },
+        BufferCommand::Lease { buffer, consumer: consumer.clone(), ids: vec![id(0), id(1)], now_ms, until_ms: 9 },
+        BufferCommand::Acknowledge { buffer, consumer, ids: vec![id(0)] },
+        BufferCommand::Use { buffer, sampled: 2, ids: vec![id(1)] },
+        BufferCommand::Delete { buffer, ids: vec![id(2)] },
+        rows(at(9)),
+        BufferCommand::Drop { buffer },
+    ];
+    let commands = sequence.into_iter().flat_map(|command| {
+        let mut record = Vec::new();
+        encode_record(&Record::bare(Command::Buffer(command)), &mut record);
+        [(record.len() as u16).to_le_bytes().to_vec(), record].concat()
+    });
+    vec![
+        with_kind(0, &spec.encode_to_vec()),
+        with_kind(1, &item),
+        with_kind(2, &append.encode_to_vec()),
+        with_kind(3, &commands.collect::<Vec<u8>>()),
+    ]
+}
+
 fn snapshots(state: &State) -> Vec<Vec<u8>> {
     let (store, _) = world::open(&world::disk(), 1).unwrap();
     let whose = store.identity().head();
@@ -204,7 +274,7 @@ fn snapshots(state: &State) -> Vec<Vec<u8>> {
 
 fn frames(state: &State) -> Vec<Vec<u8>> {
     let frame = |role: u8, messages: &[Message]| {
-        let envelopes = messages.iter().map(|body| Envelope { partition: world::P, body: body.clone() });
+        let envelopes = messages.iter().map(|body| Envelope::new(world::P, body.clone()));
         let messages = envelopes.map(engram_fuzz::encode_envelope).collect();
         with_kind(role, &v1::PeerFrame { hello: None, messages }.encode_to_vec())
     };

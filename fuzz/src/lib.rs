@@ -1,5 +1,5 @@
 //! Fuzz targets for everything that is decoded: logs, snapshots, messages of peers, coordinators and clients, maps, manifests, Kubernetes objects,
-//! event files, worker settings, tokens.
+//! replay buffers, event files, worker settings, tokens.
 //!
 //! A target is a function of bytes that panics when an invariant is violated: no input panics, none causes an allocation by an unchecked length,
 //! and accepted values satisfy the assumptions of the code that uses them. `cargo xtask fuzz` runs the targets under libFuzzer, guided by coverage;
@@ -9,6 +9,7 @@
 //! computed.
 #![forbid(unsafe_code)]
 
+mod buffers;
 mod documents;
 mod events;
 mod heartbeats;
@@ -45,7 +46,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "wal_record", run: wal::record },
     Target { name: "wal_segment_recover", run: wal::recover },
     Target { name: "snapshot_manifest", run: snapshot::manifest },
@@ -57,6 +58,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "manifest", run: documents::manifest },
     Target { name: "event_file", run: events::file },
     Target { name: "worker_settings", run: pods::settings },
+    Target { name: "buffer_messages", run: buffers::messages },
     Target { name: "account_token", run: tokens::account },
 ];
 

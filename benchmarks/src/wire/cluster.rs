@@ -84,7 +84,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    async fn start(shape: Shape, memories: u32, threads: usize, scratch: &Path) -> Result<Self> {
+    /// Starts an empty cluster with room for twice as many memories.
+    pub(super) async fn start(shape: Shape, memories: u32, threads: usize, scratch: &Path) -> Result<Self> {
         let Shape { workers, replicas, durability } = shape;
         let folder = tempfile::Builder::new().prefix("engram-bench-").tempdir_in(scratch);
         let folder = folder.with_context(|| format!("failed to create a folder in {}", scratch.display()))?;

@@ -9,6 +9,7 @@ mod fleet;
 mod overload;
 mod processes;
 mod re_replication;
+mod replay;
 mod replication;
 mod single;
 mod writers;
@@ -29,6 +30,16 @@ pub(crate) fn replication(sizes: &[u32], threads: usize, scratch: &Path) -> Resu
     let runtime = runtime(threads)?;
     let wire_rows = sizes.iter().map(|&memories| replication::replication_rows(&runtime, memories, scratch));
     Ok(wire_rows.collect::<Result<Vec<_>>>()?.concat())
+}
+
+/// Measures replay buffers over loopback.
+///
+/// # Errors
+/// As [`rows`].
+pub(crate) fn replay(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
+    let runtime = runtime(threads)?;
+    let rows = sizes.iter().map(|&items| replay::loopback_rows(&runtime, items, threads, scratch));
+    Ok(rows.collect::<Result<Vec<_>>>()?.concat())
 }
 
 /// Measures re-replication after the loss of a disk, and write latency meanwhile.

@@ -4,7 +4,7 @@ use super::replication::Replication;
 use crate::local::admin;
 use crate::route::Endpoint;
 use crate::target::Target;
-use engram_client::{Client, QualityOptions};
+use engram_client::{BufferDescription, Client, QualityOptions};
 use engram_memory::ONE;
 use engram_proto::v1::{RunPhase, RunStatus};
 use serde::Serialize;
@@ -36,6 +36,7 @@ pub(crate) struct Overview {
     pub(crate) replication: Option<Replication>,
     pub(crate) workers: Vec<Worker>,
     pub(crate) runs: Vec<Run>,
+    pub(crate) buffers: Vec<Buffer>,
     pub(crate) quality: Vec<Group>,
 }
 
@@ -80,6 +81,19 @@ pub(crate) struct Run {
     pub(crate) label: String,
     pub(crate) message: String,
     pub(crate) metrics: BTreeMap<String, f64>,
+}
+
+/// A replay buffer.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Buffer {
+    pub(crate) name: String,
+    pub(crate) items: u64,
+    pub(crate) capacity: u64,
+    pub(crate) appended: u64,
+    /// Why an append or a sample would wait now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) waits: Vec<String>,
 }
 
 /// Weight statistics of a group.
@@ -130,6 +144,9 @@ pub(crate) async fn read(client: &Client, target: &Target) -> anyhow::Result<Ove
     conditions.extend(missing.map(|owner| format!("worker {owner} has partitions but has not registered")));
     let ready = conditions.is_empty();
     let runs = ok_or_condition(client.list_runs().await, "runs", ready, &mut conditions).unwrap_or_default();
+    let buffers = ok_or_condition(client.declared_buffers().await, "buffers", ready, &mut conditions);
+    let (buffers, problems) = buffers.unwrap_or_default();
+    conditions.extend(problems.into_iter().map(|it| format!("buffer {} of spec.buffers: {}", it.buffer, it.problem)));
     let quality = ok_or_condition(client.quality(QualityOptions::default()).await, "quality", ready, &mut conditions);
     let groups = quality.iter().flat_map(|quality| quality.vector.groups());
     let weight = |units: u32| f64::from(units) / f64::from(ONE);
@@ -148,6 +165,7 @@ pub(crate) async fn read(client: &Client, target: &Target) -> anyhow::Result<Ove
         replication: Replication::read(target).await,
         workers,
         runs: runs.into_iter().map(Run::from).collect(),
+        buffers: buffers.into_iter().map(Buffer::from).collect(),
         quality: groups
             .map(|(group, quality)| Group {
                 group: group.0,
@@ -158,6 +176,20 @@ pub(crate) async fn read(client: &Client, target: &Target) -> anyhow::Result<Ove
             })
             .collect(),
     })
+}
+
+impl From<BufferDescription> for Buffer {
+    fn from(buffer: BufferDescription) -> Self {
+        let BufferDescription { spec, stats, .. } = buffer;
+        let waits = [("append", stats.append_waits), ("sample", stats.sample_waits)];
+        Self {
+            name: spec.name,
+            items: stats.items,
+            capacity: spec.capacity,
+            appended: stats.appended,
+            waits: waits.into_iter().filter_map(|(call, why)| Some(format!("{call}: {}", why?))).collect(),
+        }
+    }
 }
 
 /// Returns the value, or records a condition if the request failed on an otherwise ready cluster.

@@ -178,6 +178,15 @@ fn text(overview: &Overview, restarts: &BTreeMap<u32, u32>, output: &Output) -> 
         text.push('\n');
         text.push_str(&runs.render(output));
     }
+    if !overview.buffers.is_empty() {
+        let mut buffers = Table::new(&["buffer", ">items", ">capacity", ">appended", "+waits"]);
+        for buffer in &overview.buffers {
+            let numbers = [buffer.items, buffer.capacity, buffer.appended].map(count);
+            buffers.row(std::iter::once(buffer.name.clone()).chain(numbers).chain([buffer.waits.join("; ")]));
+        }
+        text.push('\n');
+        text.push_str(&buffers.render(output));
+    }
     if !overview.quality.is_empty() {
         let mut groups = Table::new(&["group", ">memories", ">mean", ">min", ">max"]);
         for group in &overview.quality {

@@ -6,6 +6,7 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use crate::buffers::{DeclaredBuffer, MAX_BUFFERS};
 use crate::kubernetes::{
     Access, FreeForm, GpuSelector, NetworkPolicy, Resources, Scheduling, Service, Storage, Telemetry, Tls, TlsMode,
     UpdateStrategy, Upgrade, Volume,
@@ -184,6 +185,15 @@ pub struct LearnerClusterSpec {
     #[schemars(schema_with = "endpoints", example = serde_json::json!(["http://127.0.0.1:9000"]))]
     pub storage_endpoints: Vec<String>,
 
+    /// Replay buffers that the workers create, at most 64. A buffer in the list cannot change; one that is removed from it remains with its
+    /// items.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = MAX_BUFFERS),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
+    pub buffers: Vec<DeclaredBuffer>,
+
     /// Initial content of a new cluster; absent means empty. Immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<Bootstrap>,
@@ -244,6 +254,7 @@ impl LearnerClusterSpec {
             scheduling: None,
             telemetry: None,
             storage_endpoints: Vec::new(),
+            buffers: Vec::new(),
             bootstrap: None,
             paused: None,
             suspend: None,

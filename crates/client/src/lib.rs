@@ -36,6 +36,8 @@ mod call;
 mod client;
 mod epoch;
 mod error;
+mod federated;
+pub mod group;
 mod map;
 mod message;
 mod network;
@@ -52,14 +54,13 @@ mod runs;
 mod session;
 mod tasks;
 mod token;
-pub mod trace;
 mod turn;
 mod window;
 mod write;
 
 pub use buffer::{
-    Appended, Batch, Buffer, BufferDescription, BufferSpec, BufferStats, Changed, Column, ConsumerStats, Fields, Items,
-    Sample, SampleBy,
+    Appended, Batch, Buffer, BufferDescription, BufferSpec, BufferStats, Changed, Column, ConsumerStats,
+    DeclarationProblem, Fields, Items, Sample, SampleBy,
 };
 pub use call::Service;
 pub use client::Client;

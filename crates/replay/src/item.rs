@@ -58,6 +58,7 @@ pub const fn oldest_version(version: u64, max_age: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schema::{DType, Field, Schema, Value};
 
     #[test]
     fn head_survives_and_a_short_payload_is_refused() {
@@ -69,6 +70,43 @@ mod tests {
         assert_eq!(Head::decode(&payload), Some((head, &b"fields"[..])));
         assert_eq!(Head::decode(&payload[..18]), None);
         assert_eq!(Head::decode(&[]), None);
+    }
+
+    /// Bytes of format version 1, which stay readable: a change needs a new version in the head of the files.
+    #[test]
+    fn stored_bytes_are_those_of_version_1() {
+        let field = |name: &str, dtype, shape: &[u32], jagged| Field {
+            name: name.into(),
+            dtype,
+            shape: shape.to_vec(),
+            jagged,
+        };
+        let fields = vec![
+            field("obs", DType::Float32, &[2], false),
+            field("tokens", DType::UInt16, &[], true),
+            field("done", DType::Bool, &[], false),
+        ];
+        let schema = Schema::new(fields).unwrap();
+        let obs: Vec<u8> = [1.0_f32, -2.5].iter().flat_map(|it| it.to_le_bytes()).collect();
+        let mut payload = Vec::new();
+        Head { version: 7, trajectory: 0x0102_0304_0506_0708, tag: b"done" }.encode(&mut payload);
+        let values = [
+            Value { field: "obs", dtype: DType::Float32, shape: &[2], bytes: &obs },
+            Value { field: "tokens", dtype: DType::UInt16, shape: &[3], bytes: &[1, 0, 2, 0, 255, 255] },
+            Value { field: "done", dtype: DType::Bool, shape: &[], bytes: &[1] },
+        ];
+        payload.extend(schema.encode(&values).unwrap());
+        let golden: &[u8] = &[
+            7, 0, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 4, b'd', b'o', b'n', b'e', // head
+            0, 0, 0x80, 0x3F, 0, 0, 0x20, 0xC0, // obs
+            3, 0, 0, 0, 1, 0, 2, 0, 255, 255, // tokens
+            1,   // done
+        ];
+        assert_eq!(payload, golden);
+        let (head, fields) = Head::decode(golden).unwrap();
+        assert_eq!((head.version, head.tag), (7, &b"done"[..]));
+        let ranges = schema.ranges(fields).unwrap();
+        assert_eq!((ranges[1].rows, &fields[ranges[1].bytes.clone()]), (Some(3), &[1, 0, 2, 0, 255, 255][..]));
     }
 
     #[test]

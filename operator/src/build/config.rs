@@ -45,6 +45,9 @@ pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     if let Some(partitioner) = spec.gpu.partitioner {
         settings["gpu"]["partitioner"] = json!(partitioner);
     }
+    if !spec.buffers.is_empty() {
+        settings["buffers"] = json!(spec.buffers);
+    }
     if let Some(bootstrap) = &spec.bootstrap {
         settings["bootstrap"] = json!(bootstrap);
         settings[BOOTSTRAP_WORKERS] = inputs.bootstrap_workers.into();

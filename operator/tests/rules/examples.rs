@@ -41,6 +41,31 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"workers":3,"access":[{"serviceAccount":"a","rights":["Read"]}],"tls":{"mode":"Disabled"}}"#,
         r#"{"workers":3,"access":[{"serviceAccount":"a","rights":["Read"]}],"tls":{"certificateLifetime":"1h"}}"#,
     ),
+    cluster(
+        "initialPriority must not",
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}],"initialPriority":3.0,"maxPriority":2.0}]}"#,
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}],"initialPriority":2.0,"maxPriority":2.0}]}"#,
+    ),
+    cluster(
+        "limiter.minSize must not",
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}],"limiter":{"samplesPerInsert":1.5,"minSize":10,"tolerance":2.0}}]}"#,
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}],"limiter":{"samplesPerInsert":1.5,"minSize":9,"tolerance":2.0}}]}"#,
+    ),
+    cluster(
+        "limiter.tolerance must be",
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}],"limiter":{"samplesPerInsert":2.5,"tolerance":2.0}}]}"#,
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}],"limiter":{"samplesPerInsert":2.5,"tolerance":2.5}}]}"#,
+    ),
+    cluster(
+        "sampler.alpha and sampler.beta belong",
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}],"sampler":{"kind":"Uniform","alpha":0.5}}]}"#,
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}],"sampler":{"kind":"Prioritized","alpha":0.5}}]}"#,
+    ),
+    cluster(
+        "sampler.length belongs",
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}],"sampler":{"kind":"Slices"}}]}"#,
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}],"sampler":{"kind":"Slices","length":8}}]}"#,
+    ),
     cluster("spec.telemetry is not", r#"{"workers":3,"telemetry":{}}"#, r#"{"workers":3}"#),
     cluster("spec.gpu.selector is not", r#"{"workers":3,"gpu":{"selector":{}}}"#, r#"{"workers":3,"gpu":{}}"#),
     cluster("spec.gpu.memoryLimit is not", r#"{"workers":3,"gpu":{"memoryLimit":"1Gi"}}"#, r#"{"workers":3}"#),
@@ -435,6 +460,13 @@ pub(crate) const ROWS: &[Row] = &[
 
 /// Changes: the old spec, a new one that a rule rejects, and one that it accepts.
 pub(crate) const CHANGES: &[(&str, &str, &str, &str, &str)] = &[
+    (
+        "learnerclusters",
+        "a declared buffer cannot change",
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}]}]}"#,
+        r#"{"workers":3,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"int8"}]}]}"#,
+        r#"{"workers":5,"buffers":[{"name":"a","capacity":9,"fields":[{"name":"x","dtype":"bool"}]},{"name":"b","capacity":1,"fields":[{"name":"x","dtype":"int8"}]}]}"#,
+    ),
     (
         "learnerclusters",
         "spec.partitions cannot",

@@ -21,21 +21,26 @@ pub(crate) struct Definition {
     pub(crate) buffer: BufferRef,
     pub(crate) spec: BufferSpec,
     pub(crate) schema: Schema,
+    /// Number of partitions that it was placed on; 0 = all.
+    pub(crate) partitions: u32,
 }
 
 impl Definition {
     /// Parses a definition of a partition.
     pub(crate) fn parse(group: Group, definition: &[u8]) -> Result<Self, Problem> {
-        let parsed = v1::BufferSpec::decode(definition).ok().and_then(|spec| BufferSpec::from_wire(spec).ok());
-        let checked = parsed.and_then(|spec| spec.check().ok().map(|schema| (spec, schema)));
-        let (spec, schema) = checked
-            .ok_or_else(|| Problem::of(ProblemKind::DataCorruption, "the definition of a buffer cannot be read"))?;
-        Ok(Self { buffer: BufferRef { group, stamp: xxh3_64(definition) }, spec, schema })
+        let read = || {
+            let wire = v1::BufferSpec::decode(definition).ok()?;
+            let partitions = wire.partitions;
+            let spec = BufferSpec::from_wire(wire).ok()?;
+            let schema = spec.check().ok()?;
+            Some(Self { buffer: BufferRef { group, stamp: xxh3_64(definition) }, spec, schema, partitions })
+        };
+        read().ok_or_else(|| Problem::of(ProblemKind::DataCorruption, "the definition of a buffer cannot be read"))
     }
 
-    /// Encodes settings as a definition: equal settings have equal bytes.
-    pub(crate) fn encode(spec: &BufferSpec) -> Vec<u8> {
-        spec.to_wire().encode_to_vec()
+    /// Encodes settings of a buffer on this number of partitions as a definition: equal settings have equal bytes.
+    pub(crate) fn encode(spec: &BufferSpec, partitions: u32) -> Vec<u8> {
+        v1::BufferSpec { partitions, ..spec.to_wire() }.encode_to_vec()
     }
 }
 

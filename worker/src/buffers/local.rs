@@ -5,7 +5,7 @@ use super::catalog::{self, Definition, unknown};
 use super::convert::{invalid, now_ms};
 use super::rows::Selection;
 use crate::engine::device_problem;
-use engram_memory::buffer::{Buffer, BufferCommand, MAX_LISTED, Position, position_of};
+use engram_memory::buffer::{Buffer, BufferCommand, MAX_LISTED, Placement, Position, position_of};
 use engram_memory::{Command, Group, MemoryId, PartitionId, Record, partition_of};
 use engram_proto::v1::change_buffer_request::Change;
 use engram_proto::v1::get_shares_request::Query;
@@ -45,9 +45,10 @@ impl Buffers {
             Some(Query::Uniform(_)) => Some(Sampler::Uniform),
             _ => None,
         };
-        let read = partitions.clone();
+        let (read, count) = (partitions.clone(), self.shared.partitions());
         let shares = self.shared.engine.read_leased(partitions, move |store| {
-            read.iter().map(|partition| share(store, *partition, &request, sampler.as_ref())).collect::<Result<_, _>>()
+            let share = |partition: &PartitionId| share(store, *partition, count, &request, sampler.as_ref());
+            read.iter().map(share).collect::<Result<_, _>>()
         });
         shares.await?.map_err(|error| device_problem(&error))
     }
@@ -186,15 +187,18 @@ impl Buffers {
         partitions: &[PartitionId],
         define: v1::DefineBuffer,
     ) -> Result<Vec<(PartitionId, Record)>, Problem> {
-        let spec = engram_client::BufferSpec::from_wire(define.spec.unwrap_or_default());
+        let wire = define.spec.unwrap_or_default();
+        let used = wire.partitions;
+        let spec = engram_client::BufferSpec::from_wire(wire);
         let spec = spec.and_then(|spec| spec.check().map(|_| spec)).map_err(|error| invalid(error.to_string()))?;
         let group = define.group.map(|group| Group(group as u8));
+        let placement = Placement::new(&spec.name, used, self.shared.partitions());
         let record = |partition: &PartitionId| {
             let command = BufferCommand::Define {
                 group,
                 name: spec.name.clone(),
-                definition: Definition::encode(&spec),
-                limits: spec.limits().shared(partition.0, self.shared.partitions()),
+                definition: Definition::encode(&spec, used),
+                limits: spec.limits().placed(placement, partition.0),
             };
             (*partition, bare(command))
         };
@@ -229,10 +233,11 @@ fn bare(command: BufferCommand) -> Record {
     Record::bare(Command::Buffer(command))
 }
 
-/// Returns the share of one partition.
+/// Returns the share of one of `partitions` partitions.
 fn share(
     store: &mut Partitions,
     partition: PartitionId,
+    partitions: u32,
     request: &v1::GetSharesRequest,
     sampler: Option<&Sampler>,
 ) -> Result<v1::BufferShare, engram_kernels::Error> {
@@ -252,7 +257,10 @@ fn share(
         store.items_by_age(partition, group, newest, oldest, count.min(MAX_HANDLES) as usize, accepts)
     };
     let handles = match &request.query {
-        Some(Query::Oldest(count)) => by_age(false, *count, &|_| true)?,
+        Some(Query::Oldest(count)) => {
+            let after = request.after.map(|handle| age(position_of(MemoryId(handle)), partitions));
+            by_age(false, *count, &|position| after.is_none_or(|after| age(position, partitions) > after))?
+        }
         Some(Query::Newest(count)) => by_age(true, *count, &|_| true)?,
         Some(Query::Consumer(query)) => {
             let free = |position| consumed.as_ref().is_none_or(|cursor| cursor.check(position, query.now_ms).is_ok());
@@ -287,7 +295,12 @@ fn describe(share: &mut v1::BufferShare, group: Group, buffer: &Buffer) {
 
 /// Sorts handles by age over all partitions.
 pub(crate) fn sort_by_age(handles: &mut [MemoryId], partitions: u32) {
-    handles.sort_unstable_by_key(|id| (position_of(*id) / u64::from(partitions), position_of(*id)));
+    handles.sort_unstable_by_key(|id| age(position_of(*id), partitions));
+}
+
+/// Returns the place of an item in the order of age over all partitions.
+fn age(position: Position, partitions: u32) -> (u64, Position) {
+    (position / u64::from(partitions), position)
 }
 
 /// Returns the first refusal of a response.

@@ -4,45 +4,50 @@ use super::Buffers;
 use super::catalog::{Definition, unknown};
 use super::cluster::Patience;
 use super::convert::invalid;
-use super::local::{first_problem, is_unknown};
+use super::local::{MAX_HANDLES, first_problem, is_unknown, sort_by_age};
+use super::rows::Selection;
 use super::wait::{Waiting, limiter};
 use engram_client::BufferSpec;
 use engram_kernels::priority::EXPONENT_ONE;
-use engram_memory::{Group, ONE, PartitionId};
+use engram_memory::buffer::Placement;
+use engram_memory::{Group, MemoryId, ONE, PartitionId};
 use engram_proto::v1::change_buffer_request::Change;
 use engram_proto::v1::get_shares_request::Query;
 use engram_proto::v1::{self, Problem};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Partition that gives a buffer its group.
-const HOME: PartitionId = PartitionId(0);
+pub(super) const HOME: PartitionId = PartitionId(0);
 
 impl Buffers {
     /// Creates a buffer in all partitions, or accepts an equal one. A call that ended in between can be repeated.
     pub(crate) async fn create(&self, spec: Option<v1::BufferSpec>) -> Result<v1::DescribeBufferResponse, Problem> {
         let spec = BufferSpec::from_wire(spec.unwrap_or_default());
         let spec = spec.and_then(|spec| spec.check().map(|_| spec)).map_err(|error| invalid(error.to_string()))?;
-        self.check_capacity(&spec)?;
+        let most_share = self.check_capacity(&spec)?;
         self.shared.buffers.forget(&spec.name);
         let home = self.share_of(&spec.name, HOME).await?;
+        let mut used = Placement::spread(spec.capacity, most_share, self.shared.partitions());
         if !home.definition.is_empty() {
-            let existing = Definition::parse(group(&home), &home.definition)?.spec;
-            existing.expect(&spec).map_err(|error| invalid(error.to_string()))?;
+            let existing = Definition::parse(group(&home), &home.definition)?;
+            existing.spec.expect(&spec).map_err(|error| invalid(error.to_string()))?;
+            used = existing.partitions;
         }
-        self.define(vec![HOME], &spec, None).await?;
+        let wire = v1::BufferSpec { partitions: used, ..spec.to_wire() };
+        self.define(vec![HOME], &wire, None).await?;
         let group = self.share_of(&spec.name, HOME).await?.group;
         let rest: Vec<PartitionId> = self.all_partitions().filter(|partition| *partition != HOME).collect();
-        self.define(rest, &spec, Some(group)).await?;
+        self.define(rest, &wire, Some(group)).await?;
         self.describe(&spec.name).await
     }
 
-    /// Checks that the items fit into the cluster, whose capacity counts memories and items.
-    fn check_capacity(&self, spec: &BufferSpec) -> Result<(), Problem> {
+    /// Checks that the items fit into the cluster, whose capacity counts memories and items; returns how many fit into a partition.
+    fn check_capacity(&self, spec: &BufferSpec) -> Result<u64, Problem> {
         let settings = self.shared.served().first().and_then(|it| self.shared.engine.served_settings(*it));
-        let Some(settings) = settings else { return Ok(()) };
+        let Some(settings) = settings else { return Ok(u64::MAX) };
         let most = settings.limit.saturating_mul(self.shared.partitions().into());
         if spec.capacity <= most {
-            return Ok(());
+            return Ok(settings.limit);
         }
         let text = format!(
             "capacity: {} is not allowed; allowed: at most the capacity of the cluster ({most})",
@@ -51,11 +56,16 @@ impl Buffers {
         Err(invalid(text))
     }
 
-    async fn define(&self, partitions: Vec<PartitionId>, spec: &BufferSpec, group: Option<u32>) -> Result<(), Problem> {
+    async fn define(
+        &self,
+        partitions: Vec<PartitionId>,
+        spec: &v1::BufferSpec,
+        group: Option<u32>,
+    ) -> Result<(), Problem> {
         if partitions.is_empty() {
             return Ok(());
         }
-        let define = v1::DefineBuffer { spec: Some(spec.to_wire()), group };
+        let define = v1::DefineBuffer { spec: Some(spec.clone()), group };
         let mut patience = Patience::new(&self.shared);
         loop {
             let defined = self.change(partitions.clone(), |_| Change::Define(define.clone())).await;
@@ -88,6 +98,7 @@ impl Buffers {
             spec: Some(definition.spec.to_wire()),
             stats: Some(stats),
             group: first.group,
+            partitions: shares.iter().filter(|share| share.share > 0).map(|share| share.partition).collect(),
         };
         self.shared.buffers.insert(name, definition);
         Ok(response)
@@ -109,7 +120,8 @@ impl Buffers {
                 Err(problem) => return Err(problem),
             }
         }
-        Ok(v1::ListBuffersResponse { buffers })
+        let problems = self.declaration_problems(&buffers);
+        Ok(v1::ListBuffersResponse { buffers, problems })
     }
 
     /// Removes a buffer from all partitions; the one that gave it its group is last, so that a repeated call finds what is left.
@@ -163,31 +175,37 @@ impl Buffers {
         counts.await
     }
 
-    /// Returns handles, versions and tags of items, oldest first.
+    /// Returns a page of handles, versions and tags of items, oldest first.
     pub(crate) async fn list_items(&self, request: v1::ListItemsRequest) -> Result<Vec<v1::ItemBatch>, Problem> {
         let definition = self.definition(&request.buffer).await?;
-        let limit = if request.limit == 0 { super::local::MAX_HANDLES } else { request.limit };
-        // With a tag all items are read.
-        let count = if request.tag.is_some() { super::local::MAX_HANDLES } else { limit };
-        let query = Some(Query::Oldest(count));
-        let shares = v1::GetSharesRequest { buffer: request.buffer, query, ..v1::GetSharesRequest::default() };
+        let limit = if request.limit == 0 { MAX_HANDLES } else { request.limit.min(MAX_HANDLES) };
+        // With a tag, a page is what was read, however few have it.
+        let count = if request.tag.is_some() { MAX_HANDLES } else { limit };
+        let (query, after) = (Some(Query::Oldest(count)), request.after);
+        let shares = v1::GetSharesRequest { buffer: request.buffer, query, after, ..v1::GetSharesRequest::default() };
         let shares = self.shares(&shares).await?;
-        let mut handles: Vec<engram_memory::MemoryId> =
-            shares.iter().flat_map(|share| share.handles.iter().copied().map(engram_memory::MemoryId)).collect();
-        super::local::sort_by_age(&mut handles, self.shared.partitions());
+        let mut handles: Vec<MemoryId> =
+            shares.iter().flat_map(|share| share.handles.iter().copied().map(MemoryId)).collect();
+        sort_by_age(&mut handles, self.shared.partitions());
+        let is_last =
+            handles.len() <= count as usize && shares.iter().all(|share| share.handles.len() < count as usize);
         handles.truncate(count as usize);
-        let selection = super::rows::Selection::new(definition, &[], true)?;
+        let mut more = handles.last().filter(|_| !is_last).map(|handle| handle.0);
+        let selection = Selection::new(definition, &[], true)?;
         let mut batch = self.items(&selection, &handles).await?;
         batch.missing.clear();
         if let Some(tag) = request.tag {
-            let order: Vec<(usize, usize)> = (0..batch.handles.len())
-                .filter(|row| batch.tags[*row] == tag)
-                .take(limit as usize)
-                .map(|row| (0, row))
-                .collect();
+            let mut order: Vec<(usize, usize)> =
+                (0..batch.handles.len()).filter(|row| batch.tags[*row] == tag).map(|row| (0, row)).collect();
+            if order.len() > limit as usize {
+                order.truncate(limit as usize);
+                more = order.last().map(|(_, row)| batch.handles[*row]);
+            }
             batch = selection.merge(std::slice::from_ref(&batch), &order)?;
         }
-        selection.cut(batch)
+        let mut messages = selection.cut(batch)?;
+        messages[0].more_after = more;
+        Ok(messages)
     }
 }
 

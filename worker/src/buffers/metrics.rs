@@ -25,6 +25,9 @@ pub(crate) struct BufferMetrics {
     pub(crate) inserted: Family<BufferLabels, Counter>,
     pub(crate) sampled: Family<BufferLabels, Counter>,
     pub(crate) wait_seconds: Family<WaitLabels, Counter<f64, AtomicU64>>,
+    /// Calls that wait now.
+    pub(crate) waiting: Family<WaitLabels, Gauge>,
+    pub(crate) declaration_problems: Gauge,
 }
 
 impl BufferMetrics {
@@ -42,6 +45,20 @@ impl BufferMetrics {
 
     pub(crate) fn sampled(&self, buffer: &str, items: u64) {
         self.sampled.get_or_create(&BufferLabels { buffer: buffer.to_owned() }).inc_by(items);
+    }
+
+    /// Moves a call from what it waited for to what it waits for.
+    pub(crate) fn waits(&self, buffer: &str, before: Option<&'static str>, now: Option<&'static str>) {
+        if before == now {
+            return;
+        }
+        let gauge = |reason| self.waiting.get_or_create(&WaitLabels { buffer: buffer.to_owned(), reason }).clone();
+        if let Some(gauge) = before.map(gauge) {
+            gauge.dec();
+        }
+        if let Some(gauge) = now.map(gauge) {
+            gauge.inc();
+        }
     }
 
     pub(crate) fn waited(&self, buffer: &str, reason: &'static str, time: Duration) {

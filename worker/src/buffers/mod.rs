@@ -6,6 +6,7 @@
 mod catalog;
 mod cluster;
 mod convert;
+mod declared;
 mod local;
 mod manage;
 mod metrics;
@@ -17,6 +18,7 @@ mod wait;
 pub(crate) use catalog::Catalog;
 pub(crate) use cluster::is_passing;
 pub(crate) use convert::command;
+pub(crate) use declared::follow_declarations;
 pub(crate) use metrics::BufferMetrics;
 
 use crate::service::{Memories, Plane};

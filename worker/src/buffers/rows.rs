@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// Bytes of a message with items: below the limit of 4 MiB, with room for a last large item.
 const MESSAGE_BYTES: usize = 2 << 20;
+/// Bytes of an item in a message without tag and fields.
+const HEAD_BYTES: usize = 64;
 
 /// Fields of the schema that a call returns.
 #[derive(Debug, Clone)]
@@ -137,14 +139,20 @@ impl Selection {
 
     /// Cuts a batch into messages.
     pub(crate) fn cut(&self, batch: v1::ItemBatch) -> Result<Vec<v1::ItemBatch>, Problem> {
-        let bytes: usize = batch.columns.iter().map(|column| column.data.len()).sum();
-        if bytes <= MESSAGE_BYTES {
+        let mut heads = vec![0];
+        let head = |end: &mut usize, tag: &Bytes| {
+            *end += HEAD_BYTES + tag.len();
+            Some(*end)
+        };
+        heads.extend(batch.tags.iter().scan(0, head));
+        let bytes = batch.columns.iter().map(|column| column.data.len()).sum::<usize>();
+        if bytes + heads[batch.tags.len()] <= MESSAGE_BYTES {
             return Ok(vec![batch]);
         }
         let items = batch.handles.len();
         let ends: Vec<Vec<usize>> =
             batch.columns.iter().enumerate().map(|(index, column)| self.ends(index, column, items)).collect();
-        let end = |row: usize| ends.iter().map(|ends| ends[row]).sum::<usize>();
+        let end = |row: usize| heads[row] + ends.iter().map(|ends| ends[row]).sum::<usize>();
         let mut messages = Vec::new();
         let whole = std::slice::from_ref(&batch);
         let mut start = 0;

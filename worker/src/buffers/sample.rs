@@ -80,8 +80,10 @@ impl Buffers {
         let definition = self.definition(&sample.buffer).await?;
         let selection = Selection::new(Arc::clone(&definition), &sample.fields, sample.without_fields)?;
         let world = sample.world.max(1);
-        let sampler =
-            sample.sampler.ok_or_else(|| invalid("sampler: absent is not allowed; allowed: one of the samplers"))?;
+        let sampler = sample.sampler.or_else(|| definition.spec.sampler?.to_request());
+        let sampler = sampler.ok_or_else(|| {
+            invalid("sampler: absent is not allowed; allowed: one of the samplers, as the buffer has none of its own")
+        })?;
         let items = match &sampler {
             Sampler::Slices(slices) => u64::from(slices.length),
             Sampler::Groups(groups) => u64::from(groups.size),
@@ -121,7 +123,7 @@ impl Buffers {
             buffer: sample.buffer.clone(),
             oldest_version: request.oldest_version,
             query: Some(query),
-            partitions: Vec::new(),
+            ..v1::GetSharesRequest::default()
         };
         let shares = self.shares(&shares).await?;
         if let Some(limiter) = limiter(&request.definition.spec, &shares)
@@ -287,7 +289,7 @@ impl Buffers {
             buffer: request.buffer.clone(),
             oldest_version: 0,
             query: Some(Query::Consumer(query)),
-            partitions: Vec::new(),
+            ..v1::GetSharesRequest::default()
         };
         let shares = self.shares(&shares).await?;
         let mut handles: Vec<MemoryId> =

@@ -60,13 +60,28 @@ pub(crate) struct Waits {
     started: Instant,
     deadline: Instant,
     pause: Duration,
+    /// What it waits for now, as counted in the metrics.
+    reason: Option<&'static str>,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.shared.metrics.buffers.waits(&self.buffer, self.reason.take(), None);
+    }
 }
 
 impl Waits {
     pub(crate) fn new(shared: &Arc<Shared>, buffer: &str, wait_ms: u32) -> Self {
         let started = Instant::now();
         let deadline = started + MAX_WAIT.min(Duration::from_millis(wait_ms.into()));
-        Self { shared: Arc::clone(shared), buffer: buffer.to_owned(), started, deadline, pause: CHECKS[0] }
+        Self {
+            shared: Arc::clone(shared),
+            buffer: buffer.to_owned(),
+            started,
+            deadline,
+            pause: CHECKS[0],
+            reason: None,
+        }
     }
 
     /// Waits before the next attempt.
@@ -78,6 +93,7 @@ impl Waits {
             let text = format!("deadline passed after {seconds:.1} s {}", waiting.text);
             return Err(Problem::of(ProblemKind::BufferWait, text));
         }
+        self.shared.metrics.buffers.waits(&self.buffer, self.reason.replace(waiting.reason), Some(waiting.reason));
         sleep(self.pause).await;
         self.shared.metrics.buffers.waited(&self.buffer, waiting.reason, self.pause);
         self.pause = (self.pause * 2).min(CHECKS[1]);

@@ -28,7 +28,7 @@ const SNAPSHOTS: &str = "/snapshots";
 /// Mount path of the Secret of the storage that a new cluster starts from.
 const BOOTSTRAP: &str = "/bootstrap";
 /// The fields of a cluster's specification that workers use.
-const SPEC: [&str; 12] = [
+const SPEC: [&str; 13] = [
     "workers",
     "replicationFactor",
     "partitions",
@@ -40,6 +40,7 @@ const SPEC: [&str; 12] = [
     "restartGrace",
     "maintenance",
     "gpu",
+    "buffers",
     "bootstrap",
 ];
 

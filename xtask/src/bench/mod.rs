@@ -25,9 +25,9 @@ use row::Report;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     suite: Suite,
-    /// Peers that run the same workload (suites epoch, store, rank, recall and algebra)
-    #[arg(long, default_value = "numpy", long_help = PEERS_HELP)]
-    peers: Peers,
+    /// Peers that run the same workload (suites epoch, store, rank, recall, algebra and replay)
+    #[arg(long, value_delimiter = ',', default_value = "numpy", long_help = PEERS_HELP)]
+    peers: Vec<Peers>,
     /// Rounds with peers, in turn; the median figure of each row is shown
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
@@ -45,11 +45,12 @@ pub(crate) struct Options {
     trace: Option<PathBuf>,
 }
 
-const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank, recall and algebra)
+const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank, recall, algebra and replay)
 
 numpy downloads about 20 MB. torch is numpy and PyTorch: about 200 MB if download.pytorch.org is reachable; otherwise \
-the package of PyPI, which for Linux on x86-64 brings the CUDA libraries along: about 3 GB to download and 5 GB on disk. Both \
-go into virtual environments under target/peers, once.";
+the package of PyPI, which for Linux on x86-64 brings the CUDA libraries along: about 3 GB to download and 5 GB on disk. \
+cpprb, torchrl, reverb and transferqueue are for the suite replay: torchrl and transferqueue bring PyTorch, reverb brings TensorFlow. \
+All go into virtual environments under target/peers, once. One that cannot be installed or run is reported as skipped.";
 
 /// Rows of the max-plus matrices, and samples of the Fisher matrix.
 const ALGEBRA_SIZES: [u64; 2] = [1_024, 10_000];
@@ -70,6 +71,8 @@ enum Suite {
     Device,
     /// Max-plus product of 1,024 x 1,024 and Fisher matrix of 10,000 samples and 1,000 parameters; sizes are fixed
     Algebra,
+    /// Replay buffers of items of 256 B: sample, new priorities and insert, in process and over loopback; --memories are items
+    Replay,
     /// Cost of replication, by number of replicas and durability mode
     Replication,
     /// Re-replication after a worker loses its disk: duration, and write latency meanwhile
@@ -90,6 +93,7 @@ impl Suite {
             Self::Recall => "recall",
             Self::Device => "device",
             Self::Algebra => "algebra",
+            Self::Replay => "replay",
             Self::Replication => "replication",
             Self::ReReplication => "re-replication",
             Self::Backup => "backup",
@@ -97,8 +101,17 @@ impl Suite {
         }
     }
 
-    fn has_python_peers(self) -> bool {
-        matches!(self, Self::Epoch | Self::Store | Self::Rank | Self::Recall | Self::Algebra)
+    /// Returns the peers of those asked for that do this work.
+    fn peers(self, asked: &[Peers]) -> Vec<peers::Kind> {
+        let mut kinds: Vec<peers::Kind> = asked.iter().flat_map(|peers| peers.kinds()).copied().collect();
+        kinds.retain(|kind| match self {
+            Self::Replay => kind.is_replay_buffer(),
+            // PyTorch has no faster way to the same product.
+            Self::Algebra => *kind == peers::Kind::Numpy,
+            Self::Epoch | Self::Store | Self::Rank | Self::Recall => !kind.is_replay_buffer(),
+            _ => false,
+        });
+        kinds
     }
 }
 
@@ -107,6 +120,10 @@ enum Peers {
     None,
     Numpy,
     Torch,
+    Cpprb,
+    Torchrl,
+    Reverb,
+    Transferqueue,
 }
 
 impl Peers {
@@ -115,6 +132,10 @@ impl Peers {
             Self::None => &[],
             Self::Numpy => &[peers::Kind::Numpy],
             Self::Torch => &[peers::Kind::Numpy, peers::Kind::Torch],
+            Self::Cpprb => &[peers::Kind::Cpprb],
+            Self::Torchrl => &[peers::Kind::TorchRl],
+            Self::Reverb => &[peers::Kind::Reverb],
+            Self::Transferqueue => &[peers::Kind::TransferQueue],
         }
     }
 }
@@ -138,12 +159,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(path) = &options.trace {
         ours.arg("--trace").arg(std::path::absolute(path).context("failed to resolve the path of the timeline")?);
     }
-    let peers = match options.suite {
-        // PyTorch has no faster way to the same product.
-        Suite::Algebra if options.peers == Peers::Torch => Peers::Numpy.kinds(),
-        suite if suite.has_python_peers() => options.peers.kinds(),
-        _ => &[],
-    };
+    let peers = options.suite.peers(&options.peers);
 
     let (mut reports, mut versions) = (Vec::new(), Vec::new());
     for round in 1..=if peers.is_empty() { 1 } else { options.rounds } {
@@ -152,7 +168,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         let mut report: Report =
             serde_json::from_str(&process::read(&mut ours)?).context("engram-benchmarks did not write a report")?;
-        let add = |kind: &peers::Kind| peers::add(&mut report, *kind, options.suite.name(), &memories);
+        let add = |kind: &peers::Kind| peers::add_or_skip(&mut report, *kind, options.suite.name(), &memories);
         versions = peers.iter().map(add).collect::<Result<_>>()?;
         reports.push(report);
     }

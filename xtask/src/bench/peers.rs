@@ -15,10 +15,47 @@ const TORCH_CPU_INDEX: &str = "https://download.pytorch.org/whl/cpu";
 /// Timeout of PyTorch's index, after which PyPI is used.
 const REACH: Duration = Duration::from_secs(20);
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Numpy,
     Torch,
+    Cpprb,
+    TorchRl,
+    Reverb,
+    TransferQueue,
+}
+
+impl Kind {
+    pub(super) fn is_replay_buffer(self) -> bool {
+        matches!(self, Self::Cpprb | Self::TorchRl | Self::Reverb | Self::TransferQueue)
+    }
+
+    /// Returns the program, and its first argument if it plays several peers.
+    fn program(self) -> &'static [&'static str] {
+        match self {
+            Self::Numpy => &["numpy_peer.py"],
+            Self::Torch => &["torch_peer.py"],
+            Self::Cpprb => &["replay_peer.py", "cpprb"],
+            Self::TorchRl => &["replay_peer.py", "torchrl"],
+            Self::Reverb => &["replay_peer.py", "reverb"],
+            Self::TransferQueue => &["replay_peer.py", "transferqueue"],
+        }
+    }
+}
+
+/// As [`add`], but a replay buffer that cannot be installed or run is reported as skipped: their packages depend on the machine.
+///
+/// # Errors
+/// As [`add`], for other peers.
+pub(super) fn add_or_skip(report: &mut Report, kind: Kind, suite: &str, memories: &[String]) -> Result<String> {
+    match add(report, kind, suite, memories) {
+        Err(error) if kind.is_replay_buffer() => {
+            let name = kind.program().last().copied().unwrap_or_default();
+            eprintln!("skipped {name}: {error:#}");
+            Ok(format!("{name}: skipped"))
+        }
+        other => other,
+    }
 }
 
 /// Output of a peer.
@@ -46,16 +83,13 @@ struct PeerRow {
 /// # Errors
 /// When it cannot be installed or run.
 pub(super) fn add(report: &mut Report, kind: Kind, suite: &str, memories: &[String]) -> Result<String> {
-    let program = match kind {
-        Kind::Numpy => "numpy_peer.py",
-        Kind::Torch => "torch_peer.py",
-    };
+    let program = kind.program();
     let mut command = Command::new(install(kind)?);
-    command.current_dir(workspace::root().join("benchmarks/peers")).args([program, suite, "--memories"]).args(memories);
+    command.current_dir(workspace::root().join("benchmarks/peers")).args(program).args([suite, "--memories"]).args(memories);
     // No `__pycache__` in the checkout.
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     let measured: PeerReport = serde_json::from_str(&process::read(&mut command)?)
-        .with_context(|| format!("failed to parse the output of {program}"))?;
+        .with_context(|| format!("failed to parse the output of {}", program.join(" ")))?;
     for row in &mut report.rows {
         let scale = if row.unit == "us" { 1e3 } else { 1.0 };
         for workload in &row.workloads {
@@ -78,6 +112,14 @@ fn install(kind: Kind) -> Result<std::path::PathBuf> {
             tools::python("peers/torch", "torch", &["torch", "--index-url", TORCH_CPU_INDEX])
         }
         Kind::Torch => tools::python("peers/torch", "torch", &["torch"]),
+        Kind::Cpprb => tools::python("peers/cpprb", "cpprb", &["cpprb==11.0.0"]),
+        Kind::TorchRl if cpu_index_answers() => {
+            let index = ["torch", "torchrl", "tensordict", "--extra-index-url", TORCH_CPU_INDEX];
+            tools::python("peers/torchrl", "torchrl", &index)
+        }
+        Kind::TorchRl => tools::python("peers/torchrl", "torchrl", &["torch", "torchrl", "tensordict"]),
+        Kind::Reverb => tools::python("peers/reverb", "reverb", &["dm-reverb[tensorflow]==0.14.0"]),
+        Kind::TransferQueue => tools::python("peers/transferqueue", "transfer_queue", &["TransferQueue==0.1.11"]),
     }
 }
 

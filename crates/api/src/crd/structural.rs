@@ -6,6 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::rules::Rule;
+use crate::buffers::NAME_PATTERN;
 use crate::cluster::SMALLEST_SETTING;
 use crate::{objects, snapshot};
 
@@ -187,6 +188,9 @@ fn text(schema: &Value, path: &str, out: &mut Map<String, Value>, rules: &mut Ve
         }
         Some("engram-region") => {
             out.insert("pattern".into(), objects::REGION_PATTERN.into());
+        }
+        Some("engram-buffer-name" | "engram-field-name") => {
+            out.insert("pattern".into(), NAME_PATTERN.into());
         }
         Some("engram-endpoint") => {
             out.insert("pattern".into(), objects::ENDPOINT_PATTERN.into());

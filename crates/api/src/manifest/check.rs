@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::suggestion::nearest;
 use super::tree::{Entry, Node, Yaml, place};
+use crate::buffers::{MAX_BUFFER_NAME, MAX_FIELD_NAME, is_item_name};
 use crate::cluster::SMALLEST_SETTING;
 use crate::code::Code;
 use crate::object::{MAX_NAME_LENGTH, is_name};
@@ -236,6 +237,12 @@ impl<'a> Check<'a> {
             Some("engram-folder") if !is_folder(text) => snapshot::ALLOWED.to_owned(),
             Some("engram-endpoint") if !is_endpoint(text) => {
                 "http://HOST:PORT or https://HOST, with a port of 1 to 65535 and without credentials".to_owned()
+            }
+            Some("engram-buffer-name") if !is_item_name(text, MAX_BUFFER_NAME) => {
+                "letters, digits, '_', '.' and '-', 1 to 128 bytes".to_owned()
+            }
+            Some("engram-field-name") if !is_item_name(text, MAX_FIELD_NAME) => {
+                "letters, digits, '_', '.' and '-', 1 to 64 bytes".to_owned()
             }
             Some("engram-region") if !is_region(text) => "A-Z, a-z, 0-9, - and _".to_owned(),
             Some(format)

@@ -234,7 +234,9 @@ impl Rows<'_> {
             let pieces = self.items.count.div_ceil(PIECE_ITEMS).clamp(1, used);
             let first = self.buffer.take_turns(pieces as u32);
             let bounds = |piece: usize| piece * self.items.count / pieces;
-            let piece = |piece| (self.partition(first.wrapping_add(piece as u32)), (bounds(piece)..bounds(piece + 1)).collect());
+            let piece = |piece| {
+                (self.partition(first.wrapping_add(piece as u32)), (bounds(piece)..bounds(piece + 1)).collect())
+            };
             rows_of.extend((0..pieces).map(piece));
         }
         let mut rounds: Vec<Vec<Piece>> = Vec::new();

@@ -86,6 +86,17 @@ impl Batch {
         self.columns.iter().find(|column| column.name == field)
     }
 
+    /// Appends a batch without fields.
+    pub(crate) fn extend(&mut self, more: Self) {
+        self.handles.extend(more.handles);
+        self.weights.extend(more.weights);
+        self.priorities.extend(more.priorities);
+        self.versions.extend(more.versions);
+        self.trajectories.extend(more.trajectories);
+        self.tags.extend(more.tags);
+        self.missing.extend(more.missing);
+    }
+
     /// Joins the parts of a response; `jagged` says whether a field is jagged.
     pub(crate) fn join(parts: Vec<v1::ItemBatch>, jagged: impl Fn(&str) -> bool) -> Result<Self, Error> {
         let mut batch = Self::default();

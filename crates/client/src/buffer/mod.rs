@@ -8,7 +8,7 @@ mod spec;
 pub use append::{Appended, Changed, Items};
 pub use batch::{Batch, Column};
 pub use read::{Fields, Sample, SampleBy};
-pub use spec::{BufferDescription, BufferSpec, BufferStats, ConsumerStats};
+pub use spec::{BufferDescription, BufferSpec, BufferStats, ConsumerStats, DeclarationProblem};
 
 use crate::call::{Failure, Service};
 use crate::client::Client;
@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::map::Map;
 use crate::retry::Retry;
 use crate::session::Session;
-use engram_memory::Ordinal;
+use engram_memory::{Ordinal, PartitionId};
 use engram_proto::v1;
 use engram_replay::schema::Schema;
 use std::sync::Arc;
@@ -32,7 +32,9 @@ struct Inner {
     session: Session,
     spec: BufferSpec,
     schema: Schema,
-    /// Partition of the next append: appends go around.
+    /// Partitions that take appends.
+    partitions: Vec<PartitionId>,
+    /// Index of the partition of the next append: appends go around.
     next: AtomicU32,
 }
 
@@ -65,12 +67,22 @@ impl Client {
     /// # Errors
     /// As for [`Error`].
     pub async fn list_buffers(&self) -> Result<Vec<BufferDescription>, Error> {
+        Ok(self.declared_buffers().await?.0)
+    }
+
+    /// Returns all buffers, by name, and those that the manifest of the cluster declares and that do not exist as declared.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn declared_buffers(&self) -> Result<(Vec<BufferDescription>, Vec<DeclarationProblem>), Error> {
         let listed = self
             .call_any(self.read(), v1::ListBuffersRequest {}, |mut worker, request| async move {
                 worker.buffers().list_buffers(request).await
             })
             .await?;
-        listed.buffers.into_iter().map(BufferDescription::from_wire).collect()
+        let problem = |it: v1::DeclarationProblem| DeclarationProblem { buffer: it.buffer, problem: it.problem };
+        let buffers = listed.buffers.into_iter().map(BufferDescription::from_wire).collect::<Result<_, _>>()?;
+        Ok((buffers, listed.problems.into_iter().map(problem).collect()))
     }
 
     /// Removes a buffer with its items; returns their number.
@@ -135,12 +147,21 @@ impl Buffer {
         let spec = BufferSpec::from_wire(described.spec.unwrap_or_default())?;
         let schema = spec.check()?;
         let next = AtomicU32::new(rand::random());
-        Ok(Self(Arc::new(Inner { session: client.session(), spec, schema, next })))
+        let partitions: Vec<PartitionId> = described.partitions.into_iter().map(PartitionId).collect();
+        if partitions.is_empty() {
+            return Err(Error::Protocol("a buffer without partitions".into()));
+        }
+        Ok(Self(Arc::new(Inner { session: client.session(), spec, schema, partitions, next })))
     }
 
     /// Returns its name.
     pub fn name(&self) -> &str {
         &self.0.spec.name
+    }
+
+    /// Returns the partitions that take appends.
+    pub fn partitions(&self) -> &[PartitionId] {
+        &self.0.partitions
     }
 
     /// Returns its settings.

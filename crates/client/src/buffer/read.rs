@@ -1,5 +1,6 @@
 //! Samples and reads.
 
+use super::spec::refused;
 use super::{Batch, Buffer};
 use crate::call::Service;
 use crate::error::Error;
@@ -38,6 +39,8 @@ impl Fields {
 /// How items are chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum SampleBy {
+    /// As the settings of the buffer say; refused if they do not.
+    Default,
     /// With probability proportional to `priority ^ alpha`, with replacement; with importance weights of exponent `beta`.
     Prioritized {
         /// In [0, 1].
@@ -61,6 +64,66 @@ pub enum SampleBy {
         /// Items per group.
         size: u32,
     },
+}
+
+impl SampleBy {
+    /// Checks the settings.
+    pub(super) fn check(self) -> Result<(), Error> {
+        match self {
+            Self::Prioritized { alpha, beta } => {
+                for (field, value) in [("sampler.alpha", alpha), ("sampler.beta", beta)] {
+                    if !(0.0..=1.0).contains(&value) {
+                        return Err(refused(field, value, "0 to 1"));
+                    }
+                }
+                Ok(())
+            }
+            Self::Slices { length: 0 } => Err(refused("sampler.length", 0, "at least 1")),
+            Self::Groups { size: 0 } => Err(refused("sampler.size", 0, "at least 1")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Encodes the sampler; `None` for that of the buffer.
+    pub const fn to_request(self) -> Option<v1::sample_items_request::Sampler> {
+        use v1::sample_items_request::Sampler;
+        Some(match self {
+            Self::Default => return None,
+            Self::Prioritized { alpha, beta } => Sampler::Prioritized(v1::PrioritizedSampler { alpha, beta }),
+            Self::Uniform => Sampler::Uniform(v1::UniformSampler {}),
+            Self::Fifo => Sampler::Fifo(v1::FifoSampler {}),
+            Self::Lifo => Sampler::Lifo(v1::LifoSampler {}),
+            Self::Slices { length } => Sampler::Slices(v1::SliceSampler { length }),
+            Self::Groups { size } => Sampler::Groups(v1::GroupSampler { size }),
+        })
+    }
+
+    /// Encodes the sampler as a setting of a buffer; `None` for that of the buffer itself.
+    pub(super) const fn to_wire(self) -> Option<v1::buffer_sampler::Sampler> {
+        use v1::buffer_sampler::Sampler;
+        Some(match self {
+            Self::Default => return None,
+            Self::Prioritized { alpha, beta } => Sampler::Prioritized(v1::PrioritizedSampler { alpha, beta }),
+            Self::Uniform => Sampler::Uniform(v1::UniformSampler {}),
+            Self::Fifo => Sampler::Fifo(v1::FifoSampler {}),
+            Self::Lifo => Sampler::Lifo(v1::LifoSampler {}),
+            Self::Slices { length } => Sampler::Slices(v1::SliceSampler { length }),
+            Self::Groups { size } => Sampler::Groups(v1::GroupSampler { size }),
+        })
+    }
+
+    /// Decodes a setting of a buffer.
+    pub(super) const fn from_wire(sampler: v1::buffer_sampler::Sampler) -> Self {
+        use v1::buffer_sampler::Sampler;
+        match sampler {
+            Sampler::Prioritized(it) => Self::Prioritized { alpha: it.alpha, beta: it.beta },
+            Sampler::Uniform(_) => Self::Uniform,
+            Sampler::Fifo(_) => Self::Fifo,
+            Sampler::Lifo(_) => Self::Lifo,
+            Sampler::Slices(it) => Self::Slices { length: it.length },
+            Sampler::Groups(it) => Self::Groups { size: it.size },
+        }
+    }
 }
 
 /// A request for a batch.
@@ -101,19 +164,10 @@ impl Buffer {
     /// [`BufferWait`](engram_proto::v1::ProblemKind::BufferWait) with what it waited for, if there are not enough items, or the limiter does
     /// not allow it in time.
     pub async fn sample(&self, sample: Sample) -> Result<Batch, Error> {
-        use v1::sample_items_request::Sampler;
         let (fields, without_fields) = sample.fields.to_wire();
-        let sampler = match sample.by {
-            SampleBy::Prioritized { alpha, beta } => Sampler::Prioritized(v1::PrioritizedSampler { alpha, beta }),
-            SampleBy::Uniform => Sampler::Uniform(v1::UniformSampler {}),
-            SampleBy::Fifo => Sampler::Fifo(v1::FifoSampler {}),
-            SampleBy::Lifo => Sampler::Lifo(v1::LifoSampler {}),
-            SampleBy::Slices { length } => Sampler::Slices(v1::SliceSampler { length }),
-            SampleBy::Groups { size } => Sampler::Groups(v1::GroupSampler { size }),
-        };
         let message = v1::SampleItemsRequest {
             buffer: self.name().to_owned(),
-            sampler: Some(sampler),
+            sampler: sample.by.to_request(),
             count: sample.count,
             seed: sample.seed,
             step: sample.step,
@@ -175,22 +229,50 @@ impl Buffer {
             .await
     }
 
-    /// Returns handles, priorities, versions and tags, oldest first, of the items with this tag or of all; at most `limit`, 65,536 if it is 0.
+    /// Returns handles, priorities, versions and tags, oldest first, of the items with this tag or of all; at most `limit`, all if it is 0.
+    /// Items that are appended or removed meanwhile may be missing or present.
     ///
     /// # Errors
     /// As for [`Error`].
     pub async fn list(&self, tag: Option<&[u8]>, limit: u32) -> Result<Batch, Error> {
-        let tag = tag.map(|tag| tag.to_vec().into());
-        let message = v1::ListItemsRequest { buffer: self.name().to_owned(), tag, limit };
-        self.stream(
-            Duration::ZERO,
-            message,
-            |mut worker, request| async move { worker.buffers().list_items(request).await },
-        )
-        .await
+        let mut listed = Batch::default();
+        let mut after = None;
+        loop {
+            let left = limit.saturating_sub(listed.len() as u32);
+            let (page, more) = self.page(tag, after, left).await?;
+            listed.extend(page);
+            if more.is_none() || (limit > 0 && listed.len() >= limit as usize) {
+                return Ok(listed);
+            }
+            after = more;
+        }
     }
 
-    /// Calls a worker and reads its answer, with retries until the deadline.
+    /// Returns one page of [`Buffer::list`], after an item, and the item after which the next page begins: `None` at the end. A page has at most
+    /// 65,536 items, and may have none where no item has the tag.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn page(
+        &self,
+        tag: Option<&[u8]>,
+        after: Option<MemoryId>,
+        limit: u32,
+    ) -> Result<(Batch, Option<MemoryId>), Error> {
+        let tag = tag.map(|tag| tag.to_vec().into());
+        let after = after.map(|handle| handle.0);
+        let message = v1::ListItemsRequest { buffer: self.name().to_owned(), tag, limit, after };
+        let call = |mut worker: Service, request| async move { worker.buffers().list_items(request).await };
+        let parts = self.parts(Duration::ZERO, message, call).await?;
+        let more = parts.iter().find_map(|part| part.more_after).map(MemoryId);
+        Ok((self.join(parts)?, more))
+    }
+
+    fn join(&self, parts: Vec<v1::ItemBatch>) -> Result<Batch, Error> {
+        Batch::join(parts, |name| self.spec().fields.iter().any(|field| field.jagged && field.name == name))
+    }
+
+    /// Calls a worker and joins its answer.
     async fn stream<M: Clone, F>(
         &self,
         wait: Duration,
@@ -200,8 +282,20 @@ impl Buffer {
     where
         F: Future<Output = Result<Response<Streaming<v1::ItemBatch>>, Status>>,
     {
+        self.join(self.parts(wait, message, call).await?)
+    }
+
+    /// Calls a worker and reads its answer, with retries until the deadline.
+    async fn parts<M: Clone, F>(
+        &self,
+        wait: Duration,
+        message: M,
+        call: impl Fn(Service, Request<M>) -> F,
+    ) -> Result<Vec<v1::ItemBatch>, Error>
+    where
+        F: Future<Output = Result<Response<Streaming<v1::ItemBatch>>, Status>>,
+    {
         let client = self.client();
-        let jagged = |name: &str| self.spec().fields.iter().any(|field| field.jagged && field.name == name);
         let mut retry = client.read().waiting(wait);
         loop {
             let response = async {
@@ -218,7 +312,7 @@ impl Buffer {
                 client.while_owner(&map, owner, read).await
             };
             match response.await {
-                Ok(parts) => return Batch::join(parts, jagged),
+                Ok(parts) => return Ok(parts),
                 Err(failure) => retry.after(client, failure).await?,
             }
         }

@@ -1,5 +1,6 @@
 //! Settings and figures of a buffer.
 
+use super::read::SampleBy;
 use crate::error::Error;
 use engram_memory::buffer::{Limits, MAX_NAME_BYTES, Remover};
 use engram_memory::{MAX_PAYLOAD_BYTES, ONE};
@@ -33,6 +34,8 @@ pub struct BufferSpec {
     pub initial_priority: f64,
     /// Keeps samples and appends in a ratio.
     pub limiter: Option<Settings>,
+    /// Sampler of requests that name none.
+    pub sampler: Option<SampleBy>,
 }
 
 impl BufferSpec {
@@ -48,6 +51,7 @@ impl BufferSpec {
             max_priority: DEFAULT_MAX_PRIORITY,
             initial_priority: DEFAULT_INITIAL_PRIORITY,
             limiter: None,
+            sampler: None,
         }
     }
 
@@ -70,6 +74,7 @@ impl BufferSpec {
         if !(self.initial_priority > 0.0 && self.initial_priority <= self.max_priority) {
             return Err(refused("initial_priority", self.initial_priority, "above 0, up to max_priority"));
         }
+        self.sampler.map_or(Ok(()), SampleBy::check)?;
         if let Some(limiter) = self.limiter {
             RateLimiter::new(limiter).map_err(|error| invalid(format!("limiter.{error}")))?;
             if limiter.min_size > self.capacity {
@@ -132,6 +137,11 @@ impl BufferSpec {
                 min_diff: limiter.min_diff,
                 max_diff: limiter.max_diff,
             }),
+            sampler: self
+                .sampler
+                .and_then(SampleBy::to_wire)
+                .map(|sampler| v1::BufferSampler { sampler: Some(sampler) }),
+            partitions: 0,
         }
     }
 
@@ -174,6 +184,7 @@ impl BufferSpec {
                 min_diff: limiter.min_diff,
                 max_diff: limiter.max_diff,
             }),
+            sampler: from.sampler.and_then(|sampler| sampler.sampler).map(SampleBy::from_wire),
         })
     }
 
@@ -194,7 +205,8 @@ impl BufferSpec {
         differs("max_age", format!("{:?}", self.max_age), format!("{:?}", declared.max_age))?;
         differs("max_priority", self.max_priority.to_string(), declared.max_priority.to_string())?;
         differs("initial_priority", self.initial_priority.to_string(), declared.initial_priority.to_string())?;
-        differs("limiter", format!("{:?}", self.limiter), format!("{:?}", declared.limiter))
+        differs("limiter", format!("{:?}", self.limiter), format!("{:?}", declared.limiter))?;
+        differs("sampler", format!("{:?}", self.sampler), format!("{:?}", declared.sampler))
     }
 }
 
@@ -237,6 +249,17 @@ pub struct BufferDescription {
     pub spec: BufferSpec,
     /// Figures.
     pub stats: BufferStats,
+    /// Number of partitions that take appends.
+    pub partitions: usize,
+}
+
+/// A buffer that the manifest declares and that does not exist as declared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeclarationProblem {
+    /// Its name.
+    pub buffer: String,
+    /// What differs, or why it does not exist yet.
+    pub problem: String,
 }
 
 impl BufferDescription {
@@ -255,7 +278,8 @@ impl BufferDescription {
             append_waits: reason(stats.append_waits),
             sample_waits: reason(stats.sample_waits),
         };
-        Ok(Self { spec: BufferSpec::from_wire(from.spec.unwrap_or_default())?, stats })
+        let partitions = from.partitions.len();
+        Ok(Self { spec: BufferSpec::from_wire(from.spec.unwrap_or_default())?, stats, partitions })
     }
 }
 
@@ -279,7 +303,8 @@ mod tests {
     #[test]
     fn settings_survive_the_wire_and_a_change_is_named() {
         let limiter = Some(Settings::around(4.0, 10, 20.0).unwrap());
-        let spec = BufferSpec { limiter, max_age: Some(0), remover: Remover::Refuse, ..spec() };
+        let sampler = Some(SampleBy::Prioritized { alpha: 0.6, beta: 0.4 });
+        let spec = BufferSpec { limiter, sampler, max_age: Some(0), remover: Remover::Refuse, ..spec() };
         assert_eq!(BufferSpec::from_wire(spec.to_wire()).unwrap(), spec);
         let other = BufferSpec { capacity: 7, limiter: None, ..spec.clone() };
         let text = spec.expect(&other).unwrap_err().to_string();

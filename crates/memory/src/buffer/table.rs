@@ -147,7 +147,8 @@ impl BufferTable {
         limits: Limits,
     ) -> Result<(), Refusal> {
         if let Some((found, buffer)) = self.find(name) {
-            let same = buffer.definition == definition && Limits { share: buffer.limits.share, ..limits } == buffer.limits;
+            let same =
+                buffer.definition == definition && Limits { share: buffer.limits.share, ..limits } == buffer.limits;
             let equal = same && group.is_none_or(|group| group == found);
             return if equal { Ok(()) } else { Err(Refusal::BufferConflict) };
         }

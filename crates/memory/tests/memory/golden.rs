@@ -18,7 +18,7 @@ const SESSION: SessionId = SessionId { opened_ms: 1_700_000_000_123, random: 0x0
 const RUN: RunId = RunId(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff);
 
 #[derive(Debug, PartialEq)]
-enum Value {
+pub(super) enum Value {
     Record(Box<Record>),
     Reply(Reply),
     Ledger(Box<Ledger>),
@@ -178,10 +178,10 @@ fn values() -> Vec<(String, Value)> {
 }
 
 /// Encodes each value after its length (u32, little-endian), and describes each in a line.
-fn render(values: &[(String, Value)]) -> (Vec<u8>, String) {
+fn render(name: &str, values: &[(String, Value)]) -> (Vec<u8>, String) {
     let mut bytes = Vec::new();
-    let mut text = String::from(
-        "Values of format version 1 in record-v1.bin, each behind its length (u32, little-endian).\n\
+    let mut text = format!(
+        "Values of format version 1 in {name}.bin, each behind its length (u32, little-endian).\n\
          Columns: offset of the value, its length, what it is.\n\n",
     );
     for (what, value) in values {
@@ -193,27 +193,32 @@ fn render(values: &[(String, Value)]) -> (Vec<u8>, String) {
     (bytes, text)
 }
 
-#[test]
-fn version_1_bytes_are_encoded_and_decoded_unchanged() {
+/// Compares values with the golden file of this name.
+pub(super) fn check_golden(name: &str, values: &[(String, Value)]) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    let (bytes, text) = render(&values());
-    let file = folder.join("record-v1.bin");
+    let (bytes, text) = render(name, values);
+    let file = folder.join(format!("{name}.bin"));
     if !file.exists() {
         std::fs::write(&file, &bytes).unwrap();
-        std::fs::write(folder.join("record-v1.txt"), &text).unwrap();
+        std::fs::write(folder.join(format!("{name}.txt")), &text).unwrap();
         panic!("{} was absent and has been written: review and commit it", file.display());
     }
     let golden = std::fs::read(&file).unwrap();
     let mut rest = golden.as_slice();
-    for (what, value) in values() {
+    for (what, value) in values {
         let (len, tail) = rest.split_first_chunk::<4>().unwrap();
         let (encoded, tail) = tail.split_at(u32::from_le_bytes(*len) as usize);
-        assert_eq!(value.decode_like(encoded), value, "{what}");
+        assert_eq!(&value.decode_like(encoded), value, "{what}");
         assert_eq!(value.encode(), encoded, "{what}");
         rest = tail;
     }
     assert!(rest.is_empty());
-    assert_eq!(std::fs::read_to_string(folder.join("record-v1.txt")).unwrap(), text);
+    assert_eq!(std::fs::read_to_string(folder.join(format!("{name}.txt"))).unwrap(), text);
+}
+
+#[test]
+fn version_1_bytes_are_encoded_and_decoded_unchanged() {
+    check_golden("record-v1", &values());
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod codec;
 mod epochs;
 mod generator;
 mod golden;
+mod golden_buffer;
 mod laws;
 mod runs;
 mod sessions;

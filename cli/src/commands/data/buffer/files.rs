@@ -1,199 +1,297 @@
-//! Items of a buffer as files: an array per field, and arrays whose names begin with `_` for what an item carries with its fields.
+//! Import and export of items, in calls of a bounded size.
 
-use super::npz::{self, Array};
+use super::npz;
+use super::parquet;
+use super::rows::Rows;
 use crate::error::problem;
 use crate::output_file::OutputFile;
-use anyhow::Context as _;
+use anyhow::{Context as _, bail, ensure};
 use engram_api::Code;
-use engram_client::{Batch, Buffer, BufferSpec, Client, Column, DType, Field, Fields, Items};
+use engram_client::{Batch, Buffer, BufferSpec, Client, Field, Fields};
 use engram_memory::MemoryId;
+use engram_proto::v1::ProblemKind;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::Path;
 
-/// Items per call.
+/// Most items per call.
 const CALL_ITEMS: usize = 4_096;
-/// Rows per item of a jagged field follow in an array of this suffix.
-const ROWS: &str = ".rows";
-const PRIORITY: &str = "_priority";
-const VERSION: &str = "_version";
-const TRAJECTORY: &str = "_trajectory";
-const HANDLE: &str = "_handle";
+/// Items of the first call, while the size of an item is unknown.
+const FIRST_ITEMS: usize = 64;
+/// Bytes of fields per call.
+const CALL_BYTES: usize = 8 << 20;
+/// Bytes of fields per group of rows of a Parquet file.
+const GROUP_BYTES: usize = 64 << 20;
 
-/// Writes all items to an archive; returns their number.
-pub(crate) async fn export(buffer: &Buffer, path: &Path, force: bool) -> anyhow::Result<usize> {
-    if !force && OutputFile::is_overwritten(path).unwrap_or(false) {
-        let message = format!("{} exists; overwrite it with --force", path.display());
-        return Err(problem(Code::InvalidValue, message));
+/// Format of a file of items.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Npy,
+    Npz,
+    Parquet,
+}
+
+impl Format {
+    fn of_path(path: &Path) -> anyhow::Result<Self> {
+        match path.extension().map(|it| it.to_string_lossy().to_lowercase()).as_deref() {
+            Some("npy") => Ok(Self::Npy),
+            Some("npz") => Ok(Self::Npz),
+            Some("parquet") => Ok(Self::Parquet),
+            _ => {
+                let message = format!("{} has an unknown extension; known: .npz, .npy, .parquet", path.display());
+                Err(problem(Code::InvalidValue, message))
+            }
+        }
     }
-    let handles = buffer.list(None, 0).await?.handles;
-    let items = buffer.stats().await?.items;
-    if items > handles.len() as u64 {
-        let message = format!("buffer {} has {items} items; allowed: at most 65,536 in one file", buffer.name());
-        return Err(problem(Code::OutOfRange, message));
+}
+
+/// A file of items that is being written.
+pub(super) struct ItemFile {
+    out: OutputFile,
+    empty: Rows,
+    /// Items that are not written yet.
+    parts: Vec<Rows>,
+    bytes: usize,
+    content: Content,
+}
+
+enum Content {
+    Npy,
+    Npz,
+    Parquet(Option<parquet::Writer<File>>),
+}
+
+impl ItemFile {
+    /// Begins a file for items of a buffer.
+    ///
+    /// # Errors
+    /// The file exists and `force` is not set, it cannot be written, or its format cannot hold the fields.
+    pub(super) fn create(path: &Path, spec: &BufferSpec, force: bool) -> anyhow::Result<Self> {
+        let format = Format::of_path(path)?;
+        if !force && OutputFile::is_overwritten(path).unwrap_or(false) {
+            let message = format!("{} exists; overwrite it with --force", path.display());
+            return Err(problem(Code::InvalidValue, message));
+        }
+        if format == Format::Npy && (spec.fields.len() != 1 || spec.fields[0].jagged) {
+            let message =
+                format!("buffer {} does not fit into an .npy file; allowed: one field that is not jagged", spec.name);
+            return Err(problem(Code::InvalidValue, message));
+        }
+        let out = OutputFile::create(path).with_context(|| format!("failed to write {}", path.display()))?;
+        let content = match format {
+            Format::Npy => Content::Npy,
+            Format::Npz => Content::Npz,
+            Format::Parquet => Content::Parquet(None),
+        };
+        Ok(Self { out, empty: Rows::empty(spec), parts: Vec::new(), bytes: 0, content })
     }
-    let mut arrays = Arrays::new(buffer.spec());
-    for handles in handles.chunks(CALL_ITEMS) {
-        arrays.push(&buffer.get(handles, Fields::All).await?);
+
+    /// Adds items.
+    pub(super) fn push(&mut self, batch: Batch) -> anyhow::Result<()> {
+        let rows = Rows::of_batch(batch);
+        self.bytes += rows.bytes();
+        self.parts.push(rows);
+        if self.bytes >= GROUP_BYTES { self.write_group() } else { Ok(()) }
     }
-    let count = arrays.handles.len() / 8;
-    let bytes = npz::encode(&arrays.finish())?;
-    OutputFile::write(path, &bytes).with_context(|| format!("failed to write {}", path.display()))?;
+
+    /// Writes a group of rows, if the format has them.
+    fn write_group(&mut self) -> anyhow::Result<()> {
+        let Content::Parquet(writer) = &mut self.content else { return Ok(()) };
+        let rows = Rows::join(std::mem::take(&mut self.parts), self.empty.clone());
+        self.bytes = 0;
+        if writer.is_none() {
+            *writer = Some(parquet::Writer::new(self.out.handle()?, &rows)?);
+        }
+        match writer {
+            Some(writer) if rows.count > 0 => writer.push(&rows),
+            _ => Ok(()),
+        }
+    }
+
+    /// Completes the file.
+    pub(super) fn finish(mut self) -> anyhow::Result<()> {
+        self.write_group()?;
+        let bytes = match self.content {
+            Content::Parquet(writer) => {
+                writer.map(parquet::Writer::finish).transpose()?;
+                None
+            }
+            Content::Npz => Some(npz::encode(&npz::arrays(Rows::join(self.parts, self.empty)))?),
+            Content::Npy => {
+                let rows = Rows::join(self.parts, self.empty);
+                npz::arrays(rows).first().map(npz::encode_array)
+            }
+        };
+        if let Some(bytes) = bytes {
+            self.out.handle()?.write_all(&bytes)?;
+        }
+        Ok(self.out.finish()?)
+    }
+}
+
+/// Writes all items to a file; returns their number.
+pub(super) async fn export(buffer: &Buffer, path: &Path, force: bool) -> anyhow::Result<usize> {
+    let mut file = ItemFile::create(path, buffer.spec(), force)?;
+    let (mut after, mut count, mut calls) = (None, 0, CallSize::default());
+    loop {
+        let (page, more) = buffer.page(None, after, 0).await?;
+        let mut handles = &page.handles[..];
+        while !handles.is_empty() {
+            let (now, later) = handles.split_at(calls.items.min(handles.len()));
+            let batch = buffer.get(now, Fields::All).await?;
+            calls.observe(&batch);
+            count += batch.len();
+            file.push(batch)?;
+            handles = later;
+        }
+        after = more;
+        if after.is_none() {
+            break;
+        }
+    }
+    file.finish().with_context(|| format!("failed to write {}", path.display()))?;
     Ok(count)
 }
 
-/// The arrays of an archive under construction.
-struct Arrays<'a> {
-    spec: &'a BufferSpec,
-    fields: Vec<(Vec<u8>, Vec<u8>)>,
-    handles: Vec<u8>,
-    priorities: Vec<u8>,
-    versions: Vec<u8>,
-    trajectories: Vec<u8>,
+/// Items per call, by the size of earlier items.
+struct CallSize {
+    items: usize,
 }
 
-impl<'a> Arrays<'a> {
-    fn new(spec: &'a BufferSpec) -> Self {
-        let fields = vec![Default::default(); spec.fields.len()];
-        let empty = Vec::new;
-        Self { spec, fields, handles: empty(), priorities: empty(), versions: empty(), trajectories: empty() }
-    }
-
-    fn push(&mut self, batch: &Batch) {
-        self.handles.extend(batch.handles.iter().flat_map(|handle| handle.0.to_le_bytes()));
-        self.priorities.extend(batch.priorities.iter().flat_map(|it| it.to_le_bytes()));
-        self.versions.extend(batch.versions.iter().flat_map(|it| it.to_le_bytes()));
-        self.trajectories.extend(batch.trajectories.iter().flat_map(|it| it.to_le_bytes()));
-        for ((data, rows), column) in self.fields.iter_mut().zip(&batch.columns) {
-            data.extend_from_slice(&column.data);
-            rows.extend(column.rows.iter().flatten().flat_map(|rows| rows.to_le_bytes()));
-        }
-    }
-
-    fn finish(self) -> Vec<Array> {
-        let flat = |name: &str, dtype: DType, data: Vec<u8>| Array {
-            name: name.to_owned(),
-            dtype,
-            shape: vec![data.len() / dtype.bytes()],
-            data,
-        };
-        let mut arrays = Vec::new();
-        for (field, (data, rows)) in self.spec.fields.iter().zip(self.fields) {
-            let row_bytes = field.row_bytes().unwrap_or(1).max(1);
-            let shape = std::iter::once(data.len() / row_bytes).chain(field.shape.iter().map(|it| *it as usize));
-            arrays.push(Array { name: field.name.clone(), dtype: field.dtype, shape: shape.collect(), data });
-            if field.jagged {
-                arrays.push(flat(&format!("{}{ROWS}", field.name), DType::UInt32, rows));
-            }
-        }
-        arrays.push(flat(HANDLE, DType::UInt64, self.handles));
-        arrays.push(flat(PRIORITY, DType::Float64, self.priorities));
-        arrays.push(flat(VERSION, DType::UInt64, self.versions));
-        arrays.push(flat(TRAJECTORY, DType::UInt64, self.trajectories));
-        arrays
+impl Default for CallSize {
+    fn default() -> Self {
+        Self { items: FIRST_ITEMS }
     }
 }
 
-/// Appends the items of an archive; creates the buffer with this capacity if it does not exist. Returns the handles.
-pub(crate) async fn import(
+impl CallSize {
+    fn observe(&mut self, batch: &Batch) {
+        let bytes: usize = batch.columns.iter().map(|column| column.data.len()).sum();
+        let per_item = bytes.div_ceil(batch.len().max(1)).max(1);
+        self.items = (CALL_BYTES / per_item).clamp(1, CALL_ITEMS);
+    }
+}
+
+/// Appends the items of a file; creates the buffer with this capacity if it does not exist. Returns the handles.
+pub(super) async fn import(
     client: &Client,
     name: &str,
     path: &Path,
     capacity: Option<u64>,
 ) -> anyhow::Result<Vec<MemoryId>> {
-    let bytes = std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
-    let mut arrays = npz::decode(&bytes).with_context(|| format!("failed to read {}", path.display()))?;
-    let mut take = |name: &str| arrays.iter().position(|array| array.name == name).map(|index| arrays.remove(index));
-    take(HANDLE);
-    let priorities = column(take(PRIORITY), DType::Float64, f64::from_le_bytes)?;
-    let versions = column(take(VERSION), DType::UInt64, u64::from_le_bytes)?;
-    let trajectories = column(take(TRAJECTORY), DType::UInt64, u64::from_le_bytes)?;
-    let mut fields: Vec<(Array, Option<Vec<u32>>)> = Vec::new();
-    while let Some(array) =
-        arrays.iter().position(|array| !array.name.ends_with(ROWS)).map(|index| arrays.remove(index))
-    {
-        let rows = format!("{}{ROWS}", array.name);
-        let rows = arrays.iter().position(|array| array.name == rows).map(|index| arrays.remove(index));
-        let rows = rows.map(|rows| column(Some(rows), DType::UInt32, u32::from_le_bytes)).transpose()?;
-        fields.push((array, rows));
-    }
-    let items = |(array, rows): &(Array, Option<Vec<u32>>)| match rows {
-        Some(rows) => rows.len(),
-        None => array.shape.first().copied().unwrap_or(0),
+    let format = Format::of_path(path)?;
+    let mut buffer = match client.buffer(name).await {
+        Ok(buffer) => Some(buffer),
+        Err(error) if error.kind() == ProblemKind::BufferUnknown && capacity.is_some() => None,
+        Err(error) => return Err(error.into()),
     };
-    let count = fields.first().map_or(0, items);
-    if let Some((array, _)) = fields.iter().find(|field| items(field) != count) {
-        let message = format!("array {:?} has not {count} items as the first one", array.name);
-        return Err(problem(Code::InvalidValue, message));
-    }
-    let buffer = open(client, name, capacity, &fields).await?;
-    let columns: Vec<Column> = fields.into_iter().map(|(array, rows)| into_column(array, rows)).collect();
-    append(&buffer, &columns, count, &priorities, &versions, &trajectories).await
-}
-
-async fn open(
-    client: &Client,
-    name: &str,
-    capacity: Option<u64>,
-    fields: &[(Array, Option<Vec<u32>>)],
-) -> anyhow::Result<Buffer> {
-    let Some(capacity) = capacity else { return Ok(client.buffer(name).await?) };
-    let field = |(array, rows): &(Array, Option<Vec<u32>>)| Field {
-        name: array.name.clone(),
-        dtype: array.dtype,
-        shape: array.shape.iter().skip(1).map(|it| *it as u32).collect(),
-        jagged: rows.is_some(),
-    };
-    Ok(client.create_buffer(&BufferSpec::new(name, fields.iter().map(field).collect(), capacity)).await?)
-}
-
-fn into_column(array: Array, rows: Option<Vec<u32>>) -> Column {
-    let shape = array.shape.iter().skip(1).map(|it| *it as u32).collect();
-    Column { rows, ..Column::new(array.name, array.dtype, shape, array.data) }
-}
-
-/// Appends all items in calls of a bounded size.
-async fn append(
-    buffer: &Buffer,
-    columns: &[Column],
-    count: usize,
-    priorities: &[f64],
-    versions: &[u64],
-    trajectories: &[u64],
-) -> anyhow::Result<Vec<MemoryId>> {
-    let mut handles = Vec::with_capacity(count);
-    let mut starts: Vec<usize> = vec![0; columns.len()];
-    for first in (0..count).step_by(CALL_ITEMS) {
-        let items = first..count.min(first + CALL_ITEMS);
-        let part = |(column, start): (&Column, &mut usize)| {
-            let row_bytes = column.shape.iter().fold(column.dtype.bytes(), |bytes, it| bytes * *it as usize);
-            let rows = column.rows.as_ref().map(|rows| rows[items.clone()].to_vec());
-            let count = rows.as_ref().map_or(items.len(), |rows| rows.iter().map(|it| *it as usize).sum());
-            let end = (*start + count * row_bytes).min(column.data.len());
-            let data = column.data.slice(*start..end);
-            *start = end;
-            Column { rows, data, ..column.clone() }
+    let fields = buffer.as_ref().map(|buffer| buffer.spec().fields.clone());
+    let unreadable = || format!("failed to read {}", path.display());
+    let mut source = Source::open(path, format, fields.as_deref()).with_context(unreadable)?;
+    let mut handles = Vec::new();
+    while let Some(rows) = source.next_rows().with_context(unreadable).with_context(|| partial(handles.len()))? {
+        let buffer = match &mut buffer {
+            Some(buffer) => buffer,
+            none => {
+                none.insert(client.create_buffer(&BufferSpec::new(name, rows.fields(), capacity.unwrap_or(1))).await?)
+            }
         };
-        let columns = columns.iter().zip(&mut starts).map(part).collect();
-        let part = Items {
-            count: items.len(),
-            columns,
-            priorities: priorities.get(items.clone()).unwrap_or_default().to_vec(),
-            versions: versions.get(items.clone()).unwrap_or_default().to_vec(),
-            trajectories: trajectories.get(items.clone()).unwrap_or_default().to_vec(),
-            ..Items::default()
-        };
-        handles.extend(buffer.append(part).await?.handles);
+        let items = (CALL_BYTES / rows.bytes().div_ceil(rows.count.max(1)).max(1)).clamp(1, CALL_ITEMS);
+        let most = usize::try_from(buffer.spec().capacity).unwrap_or(usize::MAX);
+        for append in rows.appends(items.min(most))? {
+            let appended = buffer.append(append).await;
+            handles.extend(appended.map_err(anyhow::Error::from).with_context(|| partial(handles.len()))?.handles);
+        }
     }
     Ok(handles)
 }
 
-/// Returns the numbers of an array; none if it is absent.
-fn column<const N: usize, T>(array: Option<Array>, dtype: DType, number: fn([u8; N]) -> T) -> anyhow::Result<Vec<T>> {
-    let Some(array) = array else { return Ok(Vec::new()) };
-    if array.dtype != dtype || array.shape.len() != 1 {
-        let message =
-            format!("array {:?} is {}{:?}; allowed: {dtype} with one dimension", array.name, array.dtype, array.shape);
-        return Err(problem(Code::InvalidValue, message));
+/// Describes what an import that failed has done.
+fn partial(appended: usize) -> String {
+    format!("failed to import; {appended} items were appended before")
+}
+
+/// A file of items that is being read.
+enum Source {
+    Whole(Option<Rows>),
+    Parquet(parquet::Reader),
+}
+
+impl Source {
+    fn open(path: &Path, format: Format, fields: Option<&[Field]>) -> anyhow::Result<Self> {
+        Ok(match format {
+            Format::Parquet => Self::Parquet(parquet::Reader::open(File::open(path)?, fields)?),
+            Format::Npz => Self::Whole(Some(npz::rows(npz::decode(&std::fs::read(path)?)?)?)),
+            Format::Npy => {
+                let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+                let name = match fields {
+                    None => stem,
+                    Some([field]) => field.name.clone(),
+                    Some(fields) => {
+                        bail!("an .npy file has one field, the buffer has {}; allowed: .npz or .parquet", fields.len())
+                    }
+                };
+                let array = npz::decode_array(&name, &std::fs::read(path)?)?;
+                ensure!(!array.shape.is_empty(), "it is a scalar; allowed: an array with an entry per item");
+                Self::Whole(Some(npz::rows(vec![array])?))
+            }
+        })
     }
-    let (numbers, _) = array.data.as_chunks::<N>();
-    Ok(numbers.iter().copied().map(number).collect())
+
+    fn next_rows(&mut self) -> anyhow::Result<Option<Rows>> {
+        match self {
+            Self::Whole(rows) => Ok(rows.take()),
+            Self::Parquet(reader) => reader.next_rows(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rows::tests::every_type;
+    use super::*;
+
+    fn batch(rows: Rows) -> Batch {
+        Batch {
+            handles: rows.handles.into_iter().map(MemoryId).collect(),
+            weights: rows.weights,
+            priorities: rows.priorities,
+            versions: rows.versions,
+            trajectories: rows.trajectories,
+            tags: rows.tags,
+            columns: rows.columns,
+            missing: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn every_format_returns_what_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let rows = every_type();
+        let spec = BufferSpec::new("all", rows.fields(), 10);
+        for name in ["items.npz", "items.parquet"] {
+            let path = folder.path().join(name);
+            let mut file = ItemFile::create(&path, &spec, false).unwrap();
+            file.push(batch(rows.clone())).unwrap();
+            file.push(batch(rows.clone())).unwrap();
+            file.finish().unwrap();
+            let whole = Rows::join(vec![rows.clone(), rows.clone()], Rows::empty(&spec));
+            let read = Source::open(&path, Format::of_path(&path).unwrap(), None).unwrap().next_rows().unwrap();
+            assert_eq!(read, Some(Rows { handles: Vec::new(), ..whole }), "{name}");
+            assert!(ItemFile::create(&path, &spec, false).is_err(), "it is overwritten without --force");
+        }
+        // An empty buffer is a file without items.
+        let path = folder.path().join("empty.parquet");
+        ItemFile::create(&path, &spec, false).unwrap().finish().unwrap();
+        assert_eq!(Source::open(&path, Format::Parquet, None).unwrap().next_rows().unwrap(), None);
+
+        let one = Rows { columns: rows.columns[..1].to_vec(), ..rows };
+        let path = folder.path().join("x.npy");
+        let mut file = ItemFile::create(&path, &BufferSpec::new("one", one.fields(), 10), false).unwrap();
+        file.push(batch(one.clone())).unwrap();
+        file.finish().unwrap();
+        let read = Source::open(&path, Format::Npy, Some(&one.fields())).unwrap().next_rows().unwrap().unwrap();
+        assert_eq!(read.columns, one.columns);
+        assert!(ItemFile::create(&path, &spec, true).is_err(), "an .npy file has one field");
+    }
 }

@@ -2,13 +2,15 @@
 
 mod files;
 mod npz;
+mod parquet;
+mod rows;
 
 use crate::context::Context;
 use crate::error::problem;
 use crate::output::{Table, count};
 use crate::target;
 use engram_api::{Code, ExitCode};
-use engram_client::{BufferDescription, Fields, Sample, SampleBy};
+use engram_client::{BufferDescription, DeclarationProblem, Fields, Sample, SampleBy};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -33,36 +35,41 @@ pub(crate) enum BufferCommand {
     #[command(before_help = "Examples:
   engram buffer sample train --count 5
   engram buffer sample train --count 5 --alpha 0.6 --seed 1 --step 7
+  engram buffer sample train --count 512 --to batch.npz
 
-A draw is a function of the seed, the step and the items. Uses and the rate limiter of the buffer are counted.")]
+Without --alpha the sampler of the buffer applies, or every item is drawn alike. A draw is a function of the seed, the step and the items. Uses and the rate limiter of the buffer are counted.")]
     Sample(SampleArguments),
-    /// Append the items of an .npz file
+    /// Append the items of a file: .npz, .npy or .parquet
     #[command(before_help = "Examples:
   engram buffer import train items.npz
+  engram buffer import train items.parquet
   engram buffer import train items.npz --capacity 1000000    create the buffer if it does not exist
 
-An array per field: its first dimension is the number of items. A field with a jagged first dimension has its rows in one array and the
-rows per item in `FIELD.rows` (uint32). `_priority` (float64), `_version` and `_trajectory` (uint64) are optional.")]
+In .npz files, an array per field: its first dimension is the number of items. A field with a jagged first dimension has its rows in one array and the
+rows per item in `FIELD.rows` (uint32). In .parquet files, a column per field: a number, or a list of the elements in row-major order; files
+that `engram buffer export` wrote declare the shapes, in others a list is a jagged field, unless the buffer exists and says otherwise. An .npy
+file is one field. `_priority` (float64), `_version` and `_trajectory` (uint64) and `_tag` (bytes) are optional.")]
     Import {
         /// Name of the buffer
         #[arg(value_name = "BUFFER")]
         name: String,
-        /// File to read
-        #[arg(value_name = "FILE.npz")]
+        /// File to read: .npz, .npy or .parquet
+        #[arg(value_name = "FILE")]
         file: PathBuf,
         /// Create the buffer with this capacity if it does not exist
         #[arg(long, value_name = "ITEMS")]
         capacity: Option<u64>,
     },
-    /// Write all items to an .npz file
+    /// Write all items to a file: .npz, .npy or .parquet
     #[command(before_help = "Examples:
-  engram buffer export train items.npz")]
+  engram buffer export train items.npz
+  engram buffer export train items.parquet    any number of items; an .npz file has less than 4 GiB")]
     Export {
         /// Name of the buffer
         #[arg(value_name = "BUFFER")]
         name: String,
-        /// File to write
-        #[arg(value_name = "FILE.npz")]
+        /// File to write: .npz, .npy or .parquet
+        #[arg(value_name = "FILE")]
         file: PathBuf,
         /// Overwrite an existing file
         #[arg(long)]
@@ -87,7 +94,7 @@ pub(crate) struct SampleArguments {
     /// Number of items
     #[arg(long, value_name = "ITEMS", default_value_t = 10)]
     count: u32,
-    /// Exponent of the priorities; without it, every item is drawn alike
+    /// Exponent of the priorities; without it, the sampler of the buffer applies, or every item is drawn alike
     #[arg(long, value_name = "0-1")]
     alpha: Option<f64>,
     /// Exponent of the importance weights
@@ -99,13 +106,25 @@ pub(crate) struct SampleArguments {
     /// Step of the draws
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     step: u64,
+    /// Write the items with their fields to this file: .npz, .npy or .parquet
+    #[arg(long, value_name = "FILE")]
+    to: Option<PathBuf>,
+    /// Overwrite an existing file
+    #[arg(long, requires = "to")]
+    force: bool,
 }
 
 impl BufferCommand {
     pub(crate) async fn run(self, context: &Context) -> anyhow::Result<ExitCode> {
         let client = target::connect(context).await?;
         match self {
-            Self::List => list(&client.list_buffers().await?, context)?,
+            Self::List => {
+                let (buffers, problems) = client.declared_buffers().await?;
+                list(&buffers, context)?;
+                for DeclarationProblem { buffer, problem } in problems {
+                    context.output.note(format!("note: buffer {buffer} of spec.buffers: {problem}"));
+                }
+            }
             Self::Describe { name } => {
                 let buffers = client.list_buffers().await?;
                 let found = buffers.iter().find(|buffer| buffer.spec.name == name);
@@ -138,6 +157,10 @@ struct BufferView {
     fields: Vec<Value>,
     capacity: u64,
     remover: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sampler: Option<String>,
+    /// Partitions that hold items.
+    partitions: usize,
     items: u64,
     priority_sum: f64,
     appended: u64,
@@ -154,7 +177,7 @@ struct BufferView {
 
 impl From<&BufferDescription> for BufferView {
     fn from(buffer: &BufferDescription) -> Self {
-        let BufferDescription { spec, stats } = buffer;
+        let BufferDescription { spec, stats, .. } = buffer;
         let field = |field: &engram_client::Field| json!({ "name": field.name, "dtype": field.dtype.name(), "shape": field.shape, "jagged": field.jagged });
         let consumer = |it: &engram_client::ConsumerStats| json!({ "name": it.name, "leased": it.leased });
         Self {
@@ -162,6 +185,8 @@ impl From<&BufferDescription> for BufferView {
             fields: spec.fields.iter().map(field).collect(),
             capacity: spec.capacity,
             remover: format!("{:?}", spec.remover),
+            sampler: spec.sampler.map(sampler),
+            partitions: buffer.partitions,
             items: stats.items,
             priority_sum: stats.priority_sum,
             appended: stats.appended,
@@ -172,6 +197,19 @@ impl From<&BufferDescription> for BufferView {
             append_waits: stats.append_waits.clone(),
             sample_waits: stats.sample_waits.clone(),
         }
+    }
+}
+
+/// Describes a sampler.
+fn sampler(by: SampleBy) -> String {
+    match by {
+        SampleBy::Default => "Default".to_owned(),
+        SampleBy::Prioritized { alpha, beta } => format!("Prioritized, alpha {alpha}, beta {beta}"),
+        SampleBy::Uniform => "Uniform".to_owned(),
+        SampleBy::Fifo => "Fifo".to_owned(),
+        SampleBy::Lifo => "Lifo".to_owned(),
+        SampleBy::Slices { length } => format!("Slices of {length}"),
+        SampleBy::Groups { size } => format!("Groups of {size}"),
     }
 }
 
@@ -196,7 +234,11 @@ fn show_description(buffer: &BufferDescription, context: &Context) -> anyhow::Re
         row("field", format!("{} {}", field.name, field.describe()));
     }
     row("items", format!("{} of {}", count(view.items), count(view.capacity)));
+    row("partitions", view.partitions.to_string());
     row("remover", view.remover.clone());
+    if let Some(sampler) = &view.sampler {
+        row("sampler", sampler.clone());
+    }
     row("priority sum", format!("{:.6}", view.priority_sum));
     row("appended", count(view.appended));
     row("sampled", count(view.sampled));
@@ -227,9 +269,19 @@ async fn sample(client: &engram_client::Client, arguments: SampleArguments, cont
     let buffer = client.buffer(&arguments.name).await?;
     let by = match arguments.alpha {
         Some(alpha) => SampleBy::Prioritized { alpha, beta: arguments.beta },
+        None if buffer.spec().sampler.is_some() => SampleBy::Default,
         None => SampleBy::Uniform,
     };
     let request = Sample::new(by, arguments.count, arguments.seed, arguments.step);
+    if let Some(path) = &arguments.to {
+        let mut file = files::ItemFile::create(path, buffer.spec(), arguments.force)?;
+        let batch = buffer.sample(request).await?;
+        let items = batch.len();
+        file.push(batch)?;
+        file.finish()?;
+        context.output.note(format!("wrote {} items to {}", count(items as u64), path.display()));
+        return Ok(());
+    }
     let batch = buffer.sample(Sample { fields: Fields::None, ..request }).await?;
     let view = |row: usize| ItemView {
         handle: batch.handles[row].0,

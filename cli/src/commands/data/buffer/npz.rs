@@ -2,7 +2,10 @@
 //!
 //! An archive is a ZIP file: entries are written without compression, and read with or without it.
 
-use engram_client::DType;
+use super::rows::{HANDLE, PRIORITY, Rows, TAG, TRAJECTORY, VERSION, WEIGHT, row_bytes};
+use crate::error::problem;
+use engram_api::Code;
+use engram_client::{Column, DType};
 use flate2::Crc;
 use flate2::read::DeflateDecoder;
 use std::io::Read as _;
@@ -37,7 +40,7 @@ pub(crate) enum Error {
     Archive(&'static str),
     #[error("array {name:?}: {what}")]
     Array { name: String, what: String },
-    #[error("{0} bytes do not fit into an .npz archive; allowed: below 4 GiB")]
+    #[error("{0} bytes do not fit into an .npz archive; allowed: below 4 GiB, or a .parquet file")]
     TooLarge(usize),
 }
 
@@ -89,6 +92,13 @@ pub(crate) fn encode(arrays: &[Array]) -> Result<Vec<u8>, Error> {
     file.extend(start.to_le_bytes());
     file.extend([0; 2]);
     Ok(file)
+}
+
+/// Encodes an array as a file of its own.
+pub(crate) fn encode_array(array: &Array) -> Vec<u8> {
+    let mut file = header(array);
+    file.extend_from_slice(&array.data);
+    file
 }
 
 /// Returns the `.npy` header of an array, version 1.0.
@@ -165,7 +175,7 @@ pub(crate) fn decode(file: &[u8]) -> Result<Vec<Array>, Error> {
             return Err(refused("its checksum does not match"));
         }
         let name_of_array = text.strip_suffix(".npy").unwrap_or(&text);
-        arrays.push(array(name_of_array, &content)?);
+        arrays.push(decode_array(name_of_array, &content)?);
         at += CENTRAL_BYTES as u64 + name + extra + comment;
     }
     Ok(arrays)
@@ -185,8 +195,8 @@ fn number(file: &[u8], at: usize, bytes: usize) -> Option<u64> {
     Some(u64::from_le_bytes(word))
 }
 
-/// Decodes an array of an archive.
-fn array(name: &str, content: &[u8]) -> Result<Array, Error> {
+/// Decodes an array: a file of its own, or the content of an archive's entry.
+pub(crate) fn decode_array(name: &str, content: &[u8]) -> Result<Array, Error> {
     let refused = |what: &str| Error::Array { name: name.to_owned(), what: what.to_owned() };
     let short = || refused("it is no .npy array");
     let rest = content.strip_prefix(MAGIC).ok_or_else(short)?;
@@ -216,6 +226,96 @@ fn array(name: &str, content: &[u8]) -> Result<Array, Error> {
         return Err(refused("its data does not match its shape"));
     }
     Ok(Array { name: name.to_owned(), dtype, shape, data })
+}
+
+/// Rows per item of a jagged field follow in an array of this suffix.
+const ROWS: &str = ".rows";
+
+/// Returns the arrays of items: the fields first.
+pub(crate) fn arrays(rows: Rows) -> Vec<Array> {
+    let flat = |name: &str, dtype: DType, data: Vec<u8>| Array {
+        name: name.to_owned(),
+        dtype,
+        shape: vec![data.len() / dtype.bytes()],
+        data,
+    };
+    let lengths = |name: &str, lengths: &[u32]| {
+        flat(&format!("{name}{ROWS}"), DType::UInt32, lengths.iter().flat_map(|it| it.to_le_bytes()).collect())
+    };
+    let unsigned =
+        |name: &str, column: &[u64]| flat(name, DType::UInt64, column.iter().flat_map(|it| it.to_le_bytes()).collect());
+    let mut arrays = Vec::new();
+    for column in &rows.columns {
+        let first = column.data.len() / row_bytes(column).max(1);
+        let shape = std::iter::once(first).chain(column.shape.iter().map(|it| *it as usize)).collect();
+        arrays.push(Array { name: column.name.clone(), dtype: column.dtype, shape, data: column.data.to_vec() });
+        arrays.extend(column.rows.as_ref().map(|rows| lengths(&column.name, rows)));
+    }
+    arrays.push(unsigned(HANDLE, &rows.handles));
+    let priorities = rows.priorities.iter().flat_map(|it| it.to_le_bytes()).collect();
+    arrays.push(flat(PRIORITY, DType::Float64, priorities));
+    arrays.push(unsigned(VERSION, &rows.versions));
+    arrays.push(unsigned(TRAJECTORY, &rows.trajectories));
+    if rows.tags.iter().any(|tag| !tag.is_empty()) {
+        let tags: Vec<u32> = rows.tags.iter().map(|tag| tag.len() as u32).collect();
+        arrays.push(flat(TAG, DType::UInt8, rows.tags.concat()));
+        arrays.push(lengths(TAG, &tags));
+    }
+    if !rows.weights.is_empty() {
+        arrays.push(flat(WEIGHT, DType::Float32, rows.weights.iter().flat_map(|it| it.to_le_bytes()).collect()));
+    }
+    arrays
+}
+
+/// Returns the items of arrays.
+pub(crate) fn rows(mut arrays: Vec<Array>) -> anyhow::Result<Rows> {
+    let mut take = |name: &str| arrays.iter().position(|array| array.name == name).map(|index| arrays.remove(index));
+    let _ = (take(HANDLE), take(WEIGHT));
+    let mut rows = Rows {
+        priorities: numbers(take(PRIORITY), DType::Float64, f64::from_le_bytes)?,
+        versions: numbers(take(VERSION), DType::UInt64, u64::from_le_bytes)?,
+        trajectories: numbers(take(TRAJECTORY), DType::UInt64, u64::from_le_bytes)?,
+        ..Rows::default()
+    };
+    let tags = take(TAG).map(|tags| tags.data).unwrap_or_default();
+    let mut rest = &tags[..];
+    for length in numbers(take(&format!("{TAG}{ROWS}")), DType::UInt32, u32::from_le_bytes)? {
+        let (tag, later) = rest.split_at_checked(length as usize).ok_or_else(|| {
+            problem(Code::InvalidValue, format!("array {TAG:?} has fewer bytes than {TAG}{ROWS} says"))
+        })?;
+        rows.tags.push(tag.to_vec().into());
+        rest = later;
+    }
+    let names: Vec<String> =
+        arrays.iter().map(|array| array.name.clone()).filter(|name| !name.ends_with(ROWS)).collect();
+    for name in names {
+        let mut take =
+            |name: &str| arrays.iter().position(|array| array.name == name).map(|index| arrays.remove(index));
+        let (Some(array), lengths) = (take(&name), take(&format!("{name}{ROWS}"))) else { continue };
+        let lengths = lengths.map(|it| numbers(Some(it), DType::UInt32, u32::from_le_bytes)).transpose()?;
+        let count = lengths.as_ref().map_or(array.shape.first().copied().unwrap_or(0), Vec::len);
+        if rows.columns.is_empty() {
+            rows.count = count;
+        } else if count != rows.count {
+            let message = format!("array {name:?} has {count} items; allowed: {}, as the first array", rows.count);
+            return Err(problem(Code::InvalidValue, message));
+        }
+        let shape = array.shape.iter().skip(1).map(|it| *it as u32).collect();
+        rows.columns.push(Column { rows: lengths, ..Column::new(name, array.dtype, shape, array.data) });
+    }
+    Ok(rows)
+}
+
+/// Returns the numbers of an array; none if it is absent.
+fn numbers<const N: usize, T>(array: Option<Array>, dtype: DType, number: fn([u8; N]) -> T) -> anyhow::Result<Vec<T>> {
+    let Some(array) = array else { return Ok(Vec::new()) };
+    if array.dtype != dtype || array.shape.len() != 1 {
+        let message =
+            format!("array {:?} is {}{:?}; allowed: {dtype} with one dimension", array.name, array.dtype, array.shape);
+        return Err(problem(Code::InvalidValue, message));
+    }
+    let (numbers, _) = array.data.as_chunks::<N>();
+    Ok(numbers.iter().copied().map(number).collect())
 }
 
 #[cfg(test)]
