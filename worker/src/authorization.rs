@@ -31,7 +31,10 @@ fn required_permission(method: &str) -> Option<RequiredRight> {
     }
     let one = RequiredRight::One;
     Some(match method.strip_prefix("/engram.v1.").unwrap_or_default() {
-        "MemoryService/OpenSession" | "MemoryService/GetPartitionMap" => RequiredRight::Any,
+        // Clients of a Federated run prove who they are to the run.
+        "MemoryService/OpenSession" | "MemoryService/GetPartitionMap" | "FederatedService/GetModelPart" => {
+            RequiredRight::Any
+        }
         // It closes a request that never arrived, which is a record of the log.
         "MemoryService/GetOutcome" => RequiredRight::Write,
         "MemoryService/GetMemories"
@@ -48,10 +51,18 @@ fn required_permission(method: &str) -> Option<RequiredRight> {
         | "RunService/ListRuns"
         | "RunService/GetReport"
         | "RunService/Predict"
+        | "GroupService/GetGroup"
         | "AdminService/GetWorkerStatus" => one(Read),
         "MemoryService/Upsert" | "MemoryService/Remove" | "MemoryService/ApplyReinforcement"
         // Samples count uses, and consumers lease items: both are records of the log.
-        | "BufferService/CreateBuffer" | "BufferService/WriteItems" | "BufferService/SampleItems" | "BufferService/ConsumeItems" => one(Reinforce),
+        | "BufferService/CreateBuffer" | "BufferService/WriteItems" | "BufferService/SampleItems" | "BufferService/ConsumeItems"
+        | "FederatedService/CheckIn"
+        | "FederatedService/UploadChunk"
+        | "FederatedService/CommitUpdate"
+        | "FederatedService/GiveUpTask"
+        | "FederatedService/ExchangeMasks"
+        // Changes of a membership are records of the log.
+        | "GroupService/JoinGroup" => one(Reinforce),
         // A learning epoch decays all memories, and runs consist of epochs.
         "MemoryService/ApplyDecay"
         | "MemoryService/LearnEpoch"
@@ -145,7 +156,7 @@ mod tests {
     /// Returns all calls of the services on the client listener.
     fn calls() -> Vec<String> {
         let files = prost_types::FileDescriptorSet::decode(DESCRIPTORS).unwrap();
-        let served = ["MemoryService", "RunService", "AdminService"];
+        let served = ["MemoryService", "RunService", "AdminService", "GroupService"];
         let services = files.file.iter().filter(|file| file.package() == "engram.v1").flat_map(|file| &file.service);
         let services = services.filter(|service| served.contains(&service.name()));
         let calls = services.flat_map(|service| service.method.iter().map(move |method| (service, method)));
@@ -158,6 +169,7 @@ mod tests {
             Right::Read,
             &[
                 "AdminService/GetWorkerStatus",
+                "GroupService/GetGroup",
                 "MemoryService/GetDigest",
                 "MemoryService/GetMemories",
                 "MemoryService/GetQuality",
@@ -170,7 +182,15 @@ mod tests {
                 "RunService/WatchRun",
             ],
         ),
-        (Right::Reinforce, &["MemoryService/ApplyReinforcement", "MemoryService/Remove", "MemoryService/Upsert"]),
+        (
+            Right::Reinforce,
+            &[
+                "GroupService/JoinGroup",
+                "MemoryService/ApplyReinforcement",
+                "MemoryService/Remove",
+                "MemoryService/Upsert",
+            ],
+        ),
         (
             Right::Decay,
             &[

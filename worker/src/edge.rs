@@ -4,10 +4,10 @@ use crate::accept::ConnectionInfo;
 use crate::authorization::{self, AccountAuthorizer};
 use crate::call_body::{CallPermits, RETRY_MS, RequestBody, RequestBounds, ResponseBody, too_many};
 use crate::shared::Shared;
-use engram_client::trace::{self, Context};
 use engram_identity::{Caller, Reason, Role};
 use engram_proto::v1::{Problem, ProblemKind};
 use engram_proto::{CLUSTER_KEY, TRACE_KEY};
+use engram_trace::{Context, Span, within};
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use std::panic::AssertUnwindSafe;
@@ -71,9 +71,12 @@ impl CallKind {
             "/grpc.health.v1.Health/Watch"
             | "/engram.v1.MemoryService/GetPartitionMap"
             | "/engram.v1.RunService/RunTask"
-            | "/engram.v1.RunService/WatchRun" => Self::Waiting,
+            | "/engram.v1.RunService/WatchRun"
+            | "/engram.v1.GroupService/JoinGroup" => Self::Waiting,
             // They wait for items and rate limiters; what they execute is admitted where it runs.
             "/engram.v1.BufferService/SampleItems" | "/engram.v1.BufferService/ConsumeItems" => Self::Waiting,
+            // They wait for tasks and messages; what they change is one record for many of them.
+            "/engram.v1.FederatedService/CheckIn" | "/engram.v1.FederatedService/ExchangeMasks" => Self::Waiting,
             "/engram.v1.BufferService/WriteItems" => Self::Upload,
             "/engram.v1.MemoryService/Upsert" | "/engram.v1.MemoryService/LearnEpoch" => Self::Upload,
             _ if WAITING_SERVICES.iter().any(|service| method.starts_with(service)) => Self::Waiting,
@@ -310,7 +313,7 @@ where
         let metrics = self.edge.shared.metrics.calls.clone();
         let method = metrics.method(request.uri().path());
         let reject = |status: Status| {
-            metrics.count(method, status.code(), started.elapsed());
+            metrics.count(method, status.code(), started.elapsed(), None);
             let response = status.into_http();
             async move { Ok(response) }.boxed()
         };
@@ -328,13 +331,13 @@ where
         // A connection between workers transports heartbeats as well: its end is evidence of a death.
         let answer = info.filter(|_| listener != ListenerKind::Peer).map(|info| info.stalls.begin());
         let parent = request.headers().get(TRACE_KEY).and_then(|value| value.to_str().ok()?.parse::<Context>().ok());
-        let context = parent.map_or_else(Context::new, Context::child);
+        let mut span = span_of(request.uri().path(), parent, &self.edge.shared);
+        let context = span.context().or(parent).unwrap_or_default();
         // Calls the instance whose readiness was polled, not its clone.
         let ready = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, ready);
         async move {
-            let call =
-                AssertUnwindSafe(trace::within(context, async move { inner.call(request).await })).catch_unwind();
+            let call = AssertUnwindSafe(within(context, async move { inner.call(request).await })).catch_unwind();
             let response = match call.await {
                 Ok(response) => response?,
                 Err(_) => {
@@ -342,11 +345,30 @@ where
                     Status::internal("the call panicked; the worker continues to serve").into_http()
                 }
             };
-            metrics.count(method, code(&response), started.elapsed());
+            let code = code(&response);
+            metrics.count(method, code, started.elapsed(), span.context());
+            if code != Code::Ok {
+                span.fail(code.description());
+            }
+            drop(span);
             Ok(response.map(|body| Body::new(ResponseBody::new(body, answer, permits))))
         }
         .boxed()
     }
+}
+
+/// Starts the span of a call. Calls that wait start no trace: they would last until something changes.
+fn span_of(path: &str, parent: Option<Context>, shared: &Shared) -> Span {
+    let starts_trace =
+        matches!(CallKind::of(path), CallKind::Upload | CallKind::Work) && !path.starts_with(ADMINISTRATION);
+    let Some(method) = path.strip_prefix('/').filter(|_| parent.is_some() || starts_trace) else { return Span::none() };
+    if !engram_trace::is_recording() {
+        return Span::none();
+    }
+    let mut span = Span::server(parent, method.to_owned(), starts_trace);
+    span.set("rpc.system", "grpc");
+    span.set("engram.worker", shared.options.ordinal);
+    span
 }
 
 /// Returns the status code of a response; errors have it in the headers.

@@ -1,10 +1,11 @@
 //! Life cycle of a worker: open the store, bind, serve, follow the map, stop in order.
 
 use crate::bootstrap;
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, follow_declarations};
 use crate::device::{self, Device, DeviceRequest};
 use crate::edge::{AllowAll, Authorizer};
 use crate::engine::Engine;
+use crate::groups::GroupEndpoint;
 use crate::heartbeat;
 use crate::listeners::{self, BoundAddresses, Listeners};
 use crate::machine::{Machine, OpenedStore};
@@ -22,6 +23,8 @@ use engram_memory::edge::OutOfRange;
 use engram_memory::{Incarnation, Member, Term};
 use engram_proto::v1;
 use engram_proto::v1::buffer_service_server::BufferServiceServer;
+use engram_proto::v1::federated_service_server::FederatedServiceServer;
+use engram_proto::v1::group_service_server::GroupServiceServer;
 use engram_proto::v1::memory_service_server::MemoryServiceServer;
 use engram_proto::v1::peer_service_server::PeerServiceServer;
 use engram_proto::v1::run_service_server::RunServiceServer;
@@ -29,8 +32,8 @@ use engram_proto::v1::training_service_server::TrainingServiceServer;
 use engram_store::{Clock, Engine as StoreEngine, FileDisk, Recovery, Store, SystemClock};
 use futures::future::BoxFuture;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tonic::service::{Routes, RoutesBuilder};
@@ -256,7 +259,7 @@ impl Worker {
             device,
             connections,
         };
-        let shared = Arc::new(Shared::new(parts));
+        let shared = Arc::new_cyclic(|this| Shared::new(parts, Weak::clone(this)));
         Self {
             shared,
             listeners,
@@ -312,6 +315,9 @@ impl Worker {
         let (mut servers, mut peer_servers) = listeners.serve(Arc::clone(&shared), authorizer, services).await;
         let mut background = JoinSet::new();
         background.spawn(follow_served(Arc::clone(&shared), health.clone()));
+        if !shared.options.spec.buffers.is_empty() {
+            background.spawn(follow_declarations(Arc::clone(&shared)));
+        }
         background.spawn(Runs::limit_history(Arc::clone(&shared)));
         background.spawn(peers::dial_partners(Arc::clone(&shared)));
         background.spawn(peers::submit_proposals(Arc::clone(&shared)));
@@ -410,6 +416,8 @@ fn client_services(shared: &Arc<Shared>) -> (tonic_health::server::HealthReporte
     routes.add_service(service);
     routes.add_service(run_service(shared, service::Plane::Client));
     routes.add_service(buffer_service(shared, service::Plane::Client));
+    routes.add_service(federated_service(shared, service::Plane::Client));
+    routes.add_service(GroupServiceServer::new(GroupEndpoint { shared: Arc::clone(shared) }));
     listeners::reflection(&mut routes);
     (health, routes.routes())
 }
@@ -419,6 +427,7 @@ pub(crate) fn peer_services(shared: &Arc<Shared>) -> Routes {
     let mut routes = RoutesBuilder::default();
     routes.add_service(run_service(shared, service::Plane::Peer));
     routes.add_service(buffer_service(shared, service::Plane::Peer));
+    routes.add_service(federated_service(shared, service::Plane::Peer));
     routes.add_service(
         PeerServiceServer::new(peers::PeerEndpoint { shared: Arc::clone(shared) })
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES)
@@ -438,6 +447,19 @@ fn buffer_service(shared: &Arc<Shared>, plane: service::Plane) -> BufferServiceS
         service::Plane::Peer => engram_proto::MAX_PEER_MESSAGE_BYTES,
     };
     BufferServiceServer::new(Buffers { shared: Arc::clone(shared), plane })
+        .max_decoding_message_size(limit)
+        .max_encoding_message_size(limit)
+}
+
+fn federated_service(
+    shared: &Arc<Shared>,
+    plane: service::Plane,
+) -> FederatedServiceServer<runs::FederatedEndpoint> {
+    let limit = match plane {
+        service::Plane::Client => engram_proto::MAX_MESSAGE_BYTES,
+        service::Plane::Peer => engram_proto::MAX_PEER_MESSAGE_BYTES,
+    };
+    FederatedServiceServer::new(runs::FederatedEndpoint { shared: Arc::clone(shared), plane })
         .max_decoding_message_size(limit)
         .max_encoding_message_size(limit)
 }

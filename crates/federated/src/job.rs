@@ -14,6 +14,8 @@ use crate::strategy::{AdaptiveSettings, Strategy};
 pub const MAX_PARAMETERS: usize = 1 << 20;
 /// Most bytes of the updates of one round that are kept until they are aggregated.
 pub const MAX_ROUND_BYTES: u64 = 96 << 20;
+/// Most bytes of the masked updates of one round: they are one record.
+pub const MAX_MASKED_BYTES: u64 = 48 << 20;
 /// Longest wait of a client for a task, in milliseconds.
 pub const MAX_WAIT_MILLIS: u64 = 30_000;
 /// How much longer than its wait a client counts as available: the time until it checks in again.
@@ -124,6 +126,13 @@ impl Job {
             require(privacy.clip > 0.0 && privacy.clip.is_finite(), "privacy.clip", privacy.clip, "above 0")?;
             Budget::new(privacy.budget.0, privacy.budget.1, self.population)?;
         }
+        if let (Strategy::Krum { byzantine, keep }, Mode::Synchronous { minimum, .. }) =
+            (&self.strategy, self.rounds.mode)
+        {
+            let least = (2 * byzantine + 3).max(keep + byzantine);
+            let allowed = format!("at least {least} with Krum");
+            require(minimum as usize >= least, "clients.minimum", minimum, &allowed)?;
+        }
         if let Some(secure) = &self.secure {
             let per_round = self.run.clients.per_round;
             require(
@@ -137,6 +146,9 @@ impl Job {
             let is_synchronous = matches!(self.rounds.mode, Mode::Synchronous { .. });
             let allowed = "rounds of perRound clients: with samplingRate and FedBuff it is not supported";
             require(is_synchronous, "secureAggregation", "on", allowed)?;
+            let bytes = per_round * 4 * self.update_bytes().div_ceil(4);
+            let allowed = format!("at most {MAX_MASKED_BYTES} bytes of masked updates per round");
+            require(bytes <= MAX_MASKED_BYTES, "clients.perRound", format!("{per_round} masked updates"), &allowed)?;
         }
         let updates = match self.rounds.mode {
             Mode::Synchronous { target, over_selection_percent, .. } => {

@@ -12,9 +12,10 @@ use crate::error::{InvalidInput, require};
 use crate::job::Job;
 use crate::model::{ClientId, Update, check_vector};
 use crate::privacy::budget::Budget;
-use crate::random::Seed;
+use crate::random::{Seed, derive};
 use crate::round::{Action, Batch, Contribution, Digest, Event, Refusal, Rounds, Task, UploadedUpdate};
-use crate::secure::PublicKeyBytes;
+use crate::secure::keys::verifying_key;
+use crate::secure::{CohortSettings, PublicKeyBytes};
 
 /// Returns the SHA-256 of a content.
 #[must_use]
@@ -117,10 +118,43 @@ impl Service {
         self.reports.get(&task)
     }
 
+    /// The name of a client.
+    #[must_use]
+    pub fn name_of(&self, client: ClientId) -> Option<&str> {
+        self.clients.iter().find(|(_, it)| it.id == client).map(|(name, _)| name.as_str())
+    }
+
     /// The identity keys of clients.
     #[must_use]
     pub fn identity_keys(&self) -> BTreeMap<ClientId, PublicKeyBytes> {
         self.clients.values().filter_map(|client| Some((client.id, client.identity_key?))).collect()
+    }
+
+    /// The key by which the server signs lists of survivors in a round.
+    #[must_use]
+    pub fn signing_seed(&self, round: u64) -> Seed {
+        derive(&self.seed, &[b"signing", &round.to_le_bytes()])
+    }
+
+    /// Returns the settings of secure aggregation over the clients of tasks of one round.
+    ///
+    /// # Errors
+    /// There are fewer than three, or a client has no identity key.
+    pub fn cohort(&self, job: &Job, tasks: &[Task]) -> Result<CohortSettings, InvalidInput> {
+        let secure = job.secure.ok_or_else(|| InvalidInput::new("secureAggregation", "off", "on"))?;
+        let round = tasks.first().map_or(0, |task| task.round);
+        let keys = self.identity_keys();
+        let mut clients = BTreeMap::new();
+        for task in tasks {
+            let key =
+                keys.get(&task.client).ok_or_else(|| InvalidInput::new("identity_key", "none", "one per client"))?;
+            clients.insert(task.client, *key);
+        }
+        let server_key = verifying_key(&self.signing_seed(round));
+        let graph_seed = derive(&self.seed, &[b"graph", &round.to_le_bytes()]);
+        let settings = CohortSettings::new(round, clients, server_key, job.parameters(), secure.drop_out, graph_seed)?;
+        // Every client counts the same: a weight would be rounded together with the update.
+        Ok(CohortSettings { clip: secure.range, max_weight: 1, ..settings })
     }
 
     /// Returns the number of an enrolled client that proves its identity.

@@ -6,6 +6,7 @@ use engram_api::MANAGED_BY;
 use engram_learn::run::RunState;
 use engram_memory::RunId;
 use engram_proto::v1::{Problem, ProblemKind};
+use std::sync::Arc;
 
 /// Maximum length of a uid in bytes: that of a Kubernetes object has 36.
 const MAX_UID_BYTES: usize = 64;
@@ -47,7 +48,7 @@ pub(super) fn check(uid: &str) -> Result<(), Problem> {
 
 impl Runs {
     /// Removes the record of an ended run that `submitted` replaces, unless another submission has done so.
-    pub(super) async fn make_room(shared: &Shared, run: RunId, submitted: &RunState) -> Result<(), Problem> {
+    pub(super) async fn make_room(shared: &Arc<Shared>, run: RunId, submitted: &RunState) -> Result<(), Problem> {
         let is_replaced = |recorded: &RunState| Ok(relation(recorded, submitted) == Relation::Replaces);
         if Self::remove_ended(shared, run, is_replaced).await? {
             tracing::info!(%run, name = submitted.name, uid = submitted.uid, "replacing an ended run");

@@ -4,10 +4,11 @@
 //! here; when a partition moves to another worker, so do its runs.
 
 mod credentials;
+mod federated;
 mod fetch;
 mod identity;
 mod input;
-mod record;
+pub(crate) mod record;
 mod removal;
 mod replay;
 mod replay_buffer;
@@ -20,6 +21,7 @@ mod task_run;
 mod turn;
 mod turn_queue;
 
+pub(crate) use federated::FederatedEndpoint;
 pub(crate) use service::RunEndpoint;
 pub(crate) use snapshot::outgoing;
 
@@ -32,6 +34,7 @@ use engram_memory::{Command, OnMissing, PartitionId, RunId, run::Entry};
 use engram_objects::EndpointOwner;
 use engram_objects::Keys;
 use engram_proto::v1::{Problem, ProblemKind};
+use engram_trace::Span;
 use futures::FutureExt as _;
 use parking_lot::{Mutex, MutexGuard};
 use record::Recorder;
@@ -70,6 +73,8 @@ pub(crate) struct Runs {
     pub(crate) driver_slot: task_run::DriverSlot,
     /// Permission to execute a task of a run.
     pub(crate) task_slot: task::TaskSlot,
+    /// Drivers of Federated runs, which answer the clients.
+    federated: federated::Drivers,
     /// Credentials of the storages of runs, if supplied.
     credentials: watch::Sender<BTreeMap<RunId, Keys>>,
 }
@@ -97,6 +102,8 @@ pub(crate) struct RunOverview {
     pub(crate) managed_by: String,
     /// `spec.kind`.
     pub(crate) kind: String,
+    /// Fingerprint of the specification.
+    pub(crate) spec_fingerprint: String,
 }
 
 impl Runs {
@@ -194,6 +201,15 @@ impl Runs {
         if let (RunKind::Replay, Some(replay)) = (spec.kind, &spec.replay) {
             let replay = replay.clone();
             let driver = replay::ReplayDriver { shared, run, state, version, replay, status, orders: received_orders };
+            let driver =
+                tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
+            active.insert(run, ActiveRun { name, status: updates, orders, driver });
+            return;
+        }
+        if let (RunKind::Federated, Some(federated)) = (spec.kind, &spec.federated) {
+            let federated = federated.clone();
+            let driver =
+                federated::FederatedDriver { shared, run, state, version, federated, status, orders: received_orders };
             let driver =
                 tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
             active.insert(run, ActiveRun { name, status: updates, orders, driver });
@@ -309,14 +325,19 @@ impl Runs {
         let status = live.map_or_else(|| first_status(&state), |(_, status)| status.borrow().clone());
         let text_field = |field: &str| state.spec[field].as_str().unwrap_or_default().to_owned();
         let (managed_by, kind) = (text_field("managedBy"), text_field("kind"));
+        let spec_fingerprint = engram_learn::run::spec_fingerprint(&state.spec);
         let (run, uid, ended_ms) = (state.identity(run), state.uid, state.ended_ms);
-        Some(RunOverview { run, uid, ended_ms, name: state.name, status, managed_by, kind })
+        Some(RunOverview { run, uid, ended_ms, name: state.name, status, managed_by, kind, spec_fingerprint })
     }
 }
 
 /// Runs a driver. One that panics would panic again, so its run fails.
 async fn guarded(shared: Arc<Shared>, (run, identity): (RunId, RunId), driver: impl Future<Output = ()>) {
+    let mut span = Span::agreed(engram_wire::run_trace(identity), None, "run");
+    span.set("engram.run.id", run.to_string());
     let Err(payload) = AssertUnwindSafe(driver).catch_unwind().await else { return };
+    span.fail("the driver panicked");
+    drop(span);
     let panic = panics::message(&*payload);
     tracing::error!(%run, panic, "the driver of a run panicked");
     while let Err(problem) = fail(&shared, run, panic).await {

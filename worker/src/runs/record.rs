@@ -1,6 +1,7 @@
 //! Records of runs in this worker's store.
 
 use crate::engine::write_problem;
+use crate::groups::is_group;
 use crate::shared::Shared;
 use engram_learn::run::{ClusterError, LogError, RunLog};
 use engram_memory::{Command, PartitionId, Record, Refusal, Reply, RunId, run::Entry};
@@ -25,7 +26,10 @@ pub(super) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), 
         let read = move |partitions: &mut engram_store::Partitions| {
             let ledgers = partitions_to_read.into_iter().filter_map(|partition| partitions.ledger(partition));
             let runs = ledgers.flat_map(|ledger| ledger.runs.iter());
-            runs.filter(|(run, entry)| *run != TURN && !super::input::is_content(&entry.state))
+            let is_run = |state: &[u8]| {
+                !super::input::is_content(state) && !super::federated::is_content(state) && !is_group(state)
+            };
+            runs.filter(|(run, entry)| *run != TURN && is_run(&entry.state))
                 .map(|(run, entry)| (run, entry.without_rows()))
                 .collect()
         };
@@ -37,7 +41,7 @@ pub(super) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), 
 }
 
 /// Returns the record of one run, if it exists.
-pub(super) async fn load(shared: &Shared, partition: PartitionId, run: RunId) -> Result<Option<Entry>, Problem> {
+pub(crate) async fn load(shared: &Shared, partition: PartitionId, run: RunId) -> Result<Option<Entry>, Problem> {
     if shared.engine.position(partition).is_none() {
         return Err(shared.not_primary(partition));
     }
@@ -48,7 +52,7 @@ pub(super) async fn load(shared: &Shared, partition: PartitionId, run: RunId) ->
 }
 
 /// Writes a record; a rejection by the partition is the inner error.
-pub(super) async fn write(
+pub(crate) async fn write(
     shared: &Shared,
     partition: PartitionId,
     command: Command,

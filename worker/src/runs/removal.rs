@@ -1,6 +1,6 @@
 //! Removal of runs that have ended: by command, when another run takes their name, and beyond the number that the cluster keeps.
 
-use super::{DRIVER_POLL_INTERVAL, Runs, credentials, input, record, turn};
+use super::{DRIVER_POLL_INTERVAL, Runs, credentials, federated, input, record, turn};
 use crate::shared::Shared;
 use engram_learn::run::RunState;
 use engram_memory::{Command, Record, RunId};
@@ -16,7 +16,7 @@ const HISTORY_CHECK_INTERVAL: Duration = Duration::from_secs(600);
 impl Runs {
     /// Removes the record of a run that has ended, if `is_removed` accepts it. Returns whether it was removed.
     pub(super) async fn remove_ended(
-        shared: &Shared,
+        shared: &Arc<Shared>,
         run: RunId,
         is_removed: impl Fn(&RunState) -> Result<bool, Problem>,
     ) -> Result<bool, Problem> {
@@ -33,6 +33,7 @@ impl Runs {
         shared.runs.active().remove(&run);
         credentials::forget(shared, run);
         input::forget(shared, run, identity).await?;
+        federated::forget(shared, run, identity).await?;
         let removed = record::write(shared, partition, Command::RunRemove { run }).await?;
         removed.map_err(|refusal| Problem::of(ProblemKind::Unavailable, refusal.to_string()))?;
         shared.runs.recorded.lock().await.remove(&identity);

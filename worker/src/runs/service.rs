@@ -469,8 +469,17 @@ impl RunEndpoint {
             .check_runs_on(&self.shared.options.cluster_name, &self.shared.options.spec)
             .map_err(|problems| invalid(problems.to_string()))?;
         let run = &parsed.runs.first().ok_or_else(|| invalid("spec_json: no run".into()))?.spec;
+        if !run.depends_on.is_empty() || run.backoff_limit > 0 {
+            let text = "spec.dependsOn: workers do not order runs; allowed: a run without dependsOn and backoffLimit, submitted when its \
+                        dependencies have ended, as `engram run`, `engram up` and the operator do";
+            return Err(invalid(text.into()));
+        }
         if let Some(replay) = &run.replay {
             Job::new(replay).map_err(|error| invalid(error.to_string()))?;
+        }
+        if let Some(federated) = &run.federated {
+            engram_federated::job::Job::new(&message.name, federated)
+                .map_err(|error| invalid(format!("spec.federated.{error}")))?;
         }
         match input::refusal(&self.shared, run) {
             Some(refusal) => Err(invalid(refusal)),
@@ -550,7 +559,7 @@ impl RunEndpoint {
             let report = report.map_err(|error| damaged(&error))?;
             return serde_json::to_string(&report).map_err(|error| damaged(&error));
         }
-        if state.spec["kind"] == "Replay" {
+        if state.spec["kind"] == "Replay" || state.spec["kind"] == "Federated" {
             let report = TaskReport::new(&state, &entry.rows, &self.shared.options.cluster_name);
             let report = report.map_err(|error| damaged(&error))?;
             return serde_json::to_string(&report).map_err(|error| damaged(&error));
@@ -661,6 +670,7 @@ fn status_to_wire(shared: &Shared, overview: &RunOverview) -> v1::RunStatus {
         managed_by: overview.managed_by.clone(),
         kind: overview.kind.clone(),
         needs_credentials: status.needs_credentials,
+        spec_fingerprint: overview.spec_fingerprint.clone(),
         snapshot: status.snapshot.as_ref().map(|written| v1::SnapshotResult {
             url: written.url.clone(),
             digest: written.digest.clone(),

@@ -203,6 +203,12 @@ impl Rounds {
         self.leases.tasks.get(&number)
     }
 
+    /// The client whose update for a task was accepted, as far as it is remembered.
+    #[must_use]
+    pub fn receipt(&self, task: u64) -> Option<ClientId> {
+        self.receipts.get(&task).map(|(client, _)| *client)
+    }
+
     /// The tasks in progress.
     pub fn tasks(&self) -> impl Iterator<Item = &Task> {
         self.leases.tasks.values()

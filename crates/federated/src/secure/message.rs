@@ -111,6 +111,22 @@ pub enum ServerMessage {
     Survivors(SurvivorList),
 }
 
+impl ServerMessage {
+    /// Encodes the message.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("messages have no type that the encoding lacks")
+    }
+
+    /// Decodes a message.
+    ///
+    /// # Errors
+    /// When the bytes are no message.
+    pub fn decode(bytes: &[u8]) -> Result<Self, SecureError> {
+        postcard::from_bytes(bytes).map_err(|_| SecureError::InvalidVector)
+    }
+}
+
 impl ClientMessage {
     /// Encodes the message.
     #[must_use]

@@ -102,6 +102,20 @@ impl CohortSettings {
         Ok(settings)
     }
 
+    /// Encodes the settings.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("settings have no type that the encoding lacks")
+    }
+
+    /// Decodes settings. They are checked by `SecureClient::new`.
+    ///
+    /// # Errors
+    /// When the bytes are no settings.
+    pub fn decode(bytes: &[u8]) -> Result<Self, SecureError> {
+        postcard::from_bytes(bytes).map_err(|_| SecureError::InvalidVector)
+    }
+
     /// Checks the settings; clients do so before they take part.
     ///
     /// # Errors

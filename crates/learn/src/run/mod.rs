@@ -14,10 +14,12 @@
 mod client_cluster;
 mod cluster;
 mod driver;
+mod federated;
 mod fetch;
 mod finish;
 mod job;
 mod pin;
+mod specification;
 mod state;
 mod status;
 #[cfg(test)]
@@ -27,9 +29,11 @@ mod training;
 pub use client_cluster::ClientCluster;
 pub use cluster::{Cluster, ClusterError, ClusterFacts, EpochOutcome, LogError, RunLog, Turn};
 pub use driver::{Driver, SentKeys};
+pub use federated::{ClientRow, FederatedRow, FederatedState};
 pub use fetch::{FetchError, Fetcher};
 pub use finish::report;
 pub use job::{Conditions, Job};
+pub use specification::{comparable_spec, spec_fingerprint};
 pub use state::{CorruptRecord, Input, RunState, SnapshotResult, SnapshotState};
 pub use status::{Order, Phase, Status};
 pub use training::{GroupMemberState, TrainingRow, TrainingState};

@@ -1,5 +1,6 @@
 //! Persistent state of a run: enough for another driver to resume at the exact epoch.
 
+use super::federated::FederatedState;
 use super::status::Phase;
 use super::training::TrainingState;
 use crate::prediction::Hits;
@@ -88,6 +89,9 @@ pub struct RunState {
     /// Progress of a Replay run; `None` for other kinds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<TrainingState>,
+    /// Progress of a Federated run; `None` for other kinds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub federated: Option<FederatedState>,
     /// Reason of the end, unless it succeeded.
     #[serde(default)]
     pub message: String,
@@ -244,6 +248,7 @@ impl RunState {
             snapshot: None,
             tasks: None,
             training: None,
+            federated: None,
             message: String::new(),
             code: String::new(),
         }

@@ -9,6 +9,7 @@
 //! ```
 
 mod assignment;
+mod federated;
 mod fisher;
 mod fit;
 mod geodesic;
@@ -23,6 +24,7 @@ mod tropical;
 mod wire;
 
 pub use assignment::{Assignment, AssignmentAction, AssignmentEvent, MAX_LOSSES, WorkerNumber};
+pub use federated::federated_page;
 pub use fisher::FisherTasks;
 pub use local::run_locally;
 pub use record::{CorruptRow, RecordedTasks, TaskReport, TaskSummary, page_row, result_row};

@@ -1,0 +1,261 @@
+//! Contents of a Federated run as records of its partition: replicated and durable when a write is acknowledged.
+//!
+//! A content is one record: its state is a header, its rows are chunks. The version of the record is the number of its chunks, so an upload resumes
+//! at it, and of two writers of a chunk one wins.
+
+use crate::runs::record;
+use crate::shared::Shared;
+use engram_federated::round::Digest;
+use engram_memory::{Command, PartitionId, Record, Refusal, RunId};
+use engram_proto::v1::{Problem, ProblemKind};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_128;
+
+/// Prefix of such a record; records of runs are JSON.
+const PREFIX: &[u8] = b"federated\n";
+/// Bytes of a chunk.
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
+/// Longest wait for room or a lease, in milliseconds.
+const RETRY_MS: u64 = 100;
+
+/// Returns whether a record is a content of a Federated run.
+pub(in crate::runs) fn is_content(state: &[u8]) -> bool {
+    state.starts_with(PREFIX)
+}
+
+/// Name of a content within its run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum ContentName {
+    /// The server of the run.
+    Service,
+    /// Parameters of a version.
+    Model(u64),
+    /// What the strategy remembers at a version.
+    Aggregator(u64),
+    /// Upload of a task.
+    Update { task: u64, nonce: u64 },
+    /// Messages of the secure aggregation of a round.
+    Masks(u64),
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Header {
+    owner: u128,
+    name: ContentName,
+    /// Length of the whole content.
+    bytes: u64,
+}
+
+impl Header {
+    fn encode(&self, attached: &[u8]) -> Vec<u8> {
+        let header = postcard::to_stdvec(self).expect("a header has no type that the encoding lacks");
+        [PREFIX, &[header.len() as u8], &header, attached].concat()
+    }
+
+    /// Returns the header of a record, and what is attached to it.
+    fn decode(state: &[u8]) -> Option<(Self, &[u8])> {
+        let (length, rest) = state.strip_prefix(PREFIX)?.split_first()?;
+        let (header, attached) = rest.split_at_checked(usize::from(*length))?;
+        Some((postcard::from_bytes(header).ok()?, attached))
+    }
+}
+
+/// A record that was read whole.
+pub(super) struct Content {
+    /// Number of writes so far.
+    pub(super) version: u64,
+    /// What is attached to the header.
+    pub(super) attached: Vec<u8>,
+    /// The chunks.
+    pub(super) rows: Vec<Vec<u8>>,
+    /// Length of the whole content.
+    pub(super) bytes: u64,
+}
+
+/// Result of a write that may lose against another one.
+pub(super) enum Written {
+    Done,
+    /// Another writer was first.
+    Conflict,
+    /// The partition has no room.
+    Full,
+}
+
+/// The contents of one run.
+#[derive(Clone)]
+pub(super) struct Contents {
+    shared: Arc<Shared>,
+    partition: PartitionId,
+    owner: RunId,
+}
+
+impl Contents {
+    /// Returns the contents of the run with this record and identity.
+    pub(super) fn new(shared: &Arc<Shared>, run: RunId, identity: RunId) -> Self {
+        Self { shared: Arc::clone(shared), partition: crate::runs::partition(shared, run), owner: identity }
+    }
+
+    fn id(&self, name: ContentName) -> RunId {
+        let name = postcard::to_stdvec(&name).expect("a name has no type that the encoding lacks");
+        RunId(xxh3_128(&[PREFIX, &self.owner.0.to_be_bytes(), &name].concat()))
+    }
+
+    fn header(&self, name: ContentName, bytes: u64) -> Header {
+        Header { owner: self.owner.0, name, bytes }
+    }
+
+    async fn write(&self, command: Command) -> Result<Written, Problem> {
+        match record::write(&self.shared, self.partition, command).await? {
+            Ok(()) => Ok(Written::Done),
+            Err(Refusal::RunConflict { .. }) => Ok(Written::Conflict),
+            Err(Refusal::RunFull { .. }) => Ok(Written::Full),
+            Err(refusal) => Err(Problem::of(ProblemKind::Unavailable, refusal.to_string()).retry_after(RETRY_MS)),
+        }
+    }
+
+    /// Reads a content; `None` if there is none.
+    pub(super) async fn load(&self, name: ContentName) -> Result<Option<Content>, Problem> {
+        let Some(entry) = record::load(&self.shared, self.partition, self.id(name)).await? else { return Ok(None) };
+        let Some((header, attached)) = Header::decode(&entry.state) else { return Ok(None) };
+        let (version, attached) = (entry.version, attached.to_vec());
+        Ok(Some(Content { version, attached, bytes: header.bytes, rows: entry.rows }))
+    }
+
+    /// Reads a content that is complete; `None` if it is absent or a part is missing.
+    pub(super) async fn get(&self, name: ContentName) -> Result<Option<Vec<u8>>, Problem> {
+        let content = self.load(name).await?;
+        Ok(content.and_then(|content| {
+            let whole = content.rows.concat();
+            (whole.len() as u64 == content.bytes).then_some(whole)
+        }))
+    }
+
+    /// Reads a part of a content, and the length of the whole; `None` if it is absent or incomplete.
+    pub(super) async fn part(
+        &self,
+        name: ContentName,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<Option<(Vec<u8>, u64)>, Problem> {
+        let (partition, id) = (self.partition, self.id(name));
+        let read = move |partitions: &mut engram_store::Partitions| {
+            let entry = partitions.ledger(partition)?.runs.get(id)?;
+            let (header, _) = Header::decode(&entry.state)?;
+            let stored: u64 = entry.rows.iter().map(|row| row.len() as u64).sum();
+            if stored != header.bytes {
+                return None;
+            }
+            let mut part = Vec::new();
+            let mut at = 0;
+            for row in &entry.rows {
+                let end = at + row.len() as u64;
+                let from = offset.max(at);
+                let until = (offset + bytes as u64).min(end);
+                if from < until {
+                    part.extend_from_slice(&row[(from - at) as usize..(until - at) as usize]);
+                }
+                at = end;
+            }
+            Some((part, header.bytes))
+        };
+        self.shared.engine.read_leased(vec![partition], read).await
+    }
+
+    /// Number of chunks that are stored.
+    pub(super) async fn chunks(&self, name: ContentName) -> Result<u64, Problem> {
+        let (partition, id) = (self.partition, self.id(name));
+        let read = move |partitions: &mut engram_store::Partitions| {
+            let entry = partitions.ledger(partition).and_then(|ledger| ledger.runs.get(id));
+            entry.map_or(0, |entry| entry.rows.len() as u64)
+        };
+        self.shared.engine.read_leased(vec![partition], read).await
+    }
+
+    /// Adds chunk `index` of a content of `bytes` bytes.
+    pub(super) async fn append(
+        &self,
+        name: ContentName,
+        bytes: u64,
+        index: u64,
+        chunk: &[u8],
+    ) -> Result<Written, Problem> {
+        let state = self.header(name, bytes).encode(&[]);
+        let row = Some(chunk.to_vec());
+        self.write(Command::RunRecord { run: self.id(name), expected: index, state, row }).await
+    }
+
+    /// Writes a whole content, in place of what there is.
+    pub(super) async fn put(&self, name: ContentName, content: &[u8]) -> Result<Written, Problem> {
+        self.remove(&[name]).await?;
+        for (index, chunk) in content.chunks(CHUNK_BYTES).enumerate() {
+            match self.append(name, content.len() as u64, index as u64, chunk).await? {
+                Written::Done => {}
+                other => return Ok(other),
+            }
+        }
+        Ok(Written::Done)
+    }
+
+    /// Writes what is attached to a content, and adds a row if there is one, if it has had `expected` writes.
+    pub(super) async fn attach(
+        &self,
+        name: ContentName,
+        expected: u64,
+        attached: &[u8],
+        row: Option<Vec<u8>>,
+    ) -> Result<Written, Problem> {
+        let state = self.header(name, 0).encode(attached);
+        self.write(Command::RunRecord { run: self.id(name), expected, state, row }).await
+    }
+
+    /// Names all contents of the run.
+    pub(super) async fn names(&self) -> Result<Vec<ContentName>, Problem> {
+        let (partition, owner) = (self.partition, self.owner.0);
+        let read = move |partitions: &mut engram_store::Partitions| {
+            let runs = partitions.ledger(partition).into_iter().flat_map(|ledger| ledger.runs.iter());
+            let headers = runs.filter_map(|(_, entry)| Some(Header::decode(&entry.state)?.0));
+            headers.filter(|header| header.owner == owner).map(|header| header.name).collect()
+        };
+        self.shared.engine.read_leased(vec![partition], read).await
+    }
+
+    /// Removes contents; those that are absent are left out.
+    pub(super) async fn remove(&self, names: &[ContentName]) -> Result<(), Problem> {
+        let command = |name: &ContentName| (self.partition, Record::bare(Command::RunRemove { run: self.id(*name) }));
+        let commands: Vec<_> = names.iter().map(command).collect();
+        if commands.is_empty() {
+            return Ok(());
+        }
+        for answer in self.shared.engine.write(commands).await? {
+            answer.map_err(|error| crate::engine::write_problem(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the contents that `is_kept` does not name.
+    pub(super) async fn sweep(&self, is_kept: impl Fn(ContentName) -> bool) -> Result<(), Problem> {
+        let surplus: Vec<ContentName> = self.names().await?.into_iter().filter(|name| !is_kept(*name)).collect();
+        self.remove(&surplus).await
+    }
+}
+
+/// Shows a digest.
+pub(super) fn hexadecimal(digest: &Digest) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_told_from_records_of_runs() {
+        let header = Header { owner: 7, name: ContentName::Update { task: 3, nonce: u64::MAX }, bytes: 9 };
+        let state = header.encode(b"attached");
+        assert!(is_content(&state) && !is_content(b"{}"));
+        let (decoded, attached) = Header::decode(&state).unwrap();
+        assert_eq!((decoded.owner, decoded.name, decoded.bytes, attached), (7, header.name, 9, &b"attached"[..]));
+        assert!(Header::decode(&state[..12]).is_none());
+    }
+}

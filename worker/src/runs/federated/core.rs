@@ -1,0 +1,482 @@
+//! The server of a run with its records and its waiting clients.
+
+use super::blobs::{ContentName, Contents};
+use super::masks::Masks;
+use super::{Caller, Interruption, Request, Submission, done, failed, now_millis, patiently};
+use engram_api::Code;
+use engram_federated::aggregation::{aggregate, aggregate_sum};
+use engram_federated::job::Job;
+use engram_federated::round::{Action, Batch, Event, Outcome, Refusal, Task};
+use engram_federated::service::{
+    Denial, Report, Service, decode_update, decode_values, digest, encode_values, update_of,
+};
+use engram_federated::strategy::Aggregator;
+use engram_learn::run::Order;
+use engram_proto::v1;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+
+/// Time after which a client without a task checks in again, in milliseconds.
+const CHECK_IN_AGAIN_MS: u32 = 10;
+
+/// A client that waits for a task.
+struct Waiter {
+    until_millis: u64,
+    reply: oneshot::Sender<Result<v1::CheckInResponse, Denial>>,
+}
+
+/// A batch that became a version.
+pub(super) struct Step {
+    /// Client, samples and loss of each update.
+    pub(super) updates: Vec<(String, Report)>,
+    /// Leases that ended without an update since the version before.
+    pub(super) missing: u32,
+    /// SHA-256 of the model.
+    pub(super) model: engram_federated::round::Digest,
+}
+
+/// State of a driver.
+pub(super) struct Core {
+    job: Job,
+    contents: Contents,
+    service: Service,
+    /// Writes of the record so far.
+    version: u64,
+    aggregator: Aggregator,
+    is_changed: bool,
+    waiters: BTreeMap<u64, Waiter>,
+    /// Sent once the record is written.
+    replies: Vec<Box<dyn FnOnce() + Send + Sync>>,
+    batches: VecDeque<Batch>,
+    /// Leases that ended without an update since the last version.
+    missing: u32,
+    aborted: u64,
+    masks: Masks,
+    opened: Vec<Task>,
+}
+
+impl Core {
+    /// Reads the records of the run, or creates them.
+    pub(super) async fn open(
+        job: Job,
+        contents: Contents,
+        orders: &watch::Receiver<Order>,
+    ) -> Result<Self, Interruption> {
+        let mut orders = orders.clone();
+        tokio::select! {
+            opened = Self::read(job, contents) => opened,
+            Ok(order) = orders.wait_for(|order| *order != Order::Continue) => Err(Interruption::Ordered(*order)),
+        }
+    }
+
+    async fn read(job: Job, contents: Contents) -> Result<Self, Interruption> {
+        let corrupt = |what: &str| failed(Code::Corrupt, format!("the {what} of the run cannot be read"));
+        let stored = patiently(|| contents.load(ContentName::Service)).await?;
+        let (service, version) = match stored {
+            Some(stored) => {
+                let service = postcard::from_bytes(&stored.attached).map_err(|_| corrupt("state of the rounds"))?;
+                (service, stored.version)
+            }
+            None => (Self::create(&job, &contents).await?, 0),
+        };
+        let service: Service = service;
+        let name = ContentName::Aggregator(service.rounds().version());
+        let stored = patiently(|| contents.get(name)).await?.ok_or_else(|| corrupt("model"))?;
+        let aggregator = postcard::from_bytes(&stored).map_err(|_| corrupt("model"))?;
+        let masks = Masks::open(&job, &contents, &service).await?;
+        let mut core = Self {
+            job,
+            contents,
+            service,
+            version,
+            aggregator,
+            is_changed: version == 0,
+            waiters: BTreeMap::new(),
+            replies: Vec::new(),
+            batches: VecDeque::new(),
+            missing: 0,
+            aborted: 0,
+            masks,
+            opened: Vec::new(),
+        };
+        core.sweep().await?;
+        let resumed = core.service.rounds().resume();
+        core.apply(resumed);
+        core.finish_masks();
+        core.store().await?;
+        Ok(core)
+    }
+
+    /// Stores the first version.
+    async fn create(job: &Job, contents: &Contents) -> Result<Service, Interruption> {
+        let invalid = |error: engram_federated::error::InvalidInput| failed(Code::InvalidValue, error.to_string());
+        let model = job.initial_model();
+        let aggregator = Aggregator::new(job.strategy.clone(), model).map_err(invalid)?;
+        let bytes = put_version(contents, &aggregator).await?;
+        Service::new(job, rand::random(), digest(&bytes)).map_err(invalid)
+    }
+
+    pub(super) const fn job(&self) -> &Job {
+        &self.job
+    }
+
+    pub(super) const fn service(&self) -> &Service {
+        &self.service
+    }
+
+    pub(super) const fn aborted(&self) -> u64 {
+        self.aborted
+    }
+
+    /// How the run ended, once nothing is left to aggregate.
+    pub(super) fn outcome(&self) -> Option<Outcome> {
+        self.service.rounds().outcome().filter(|_| self.batches.is_empty())
+    }
+
+    /// Time until a deadline of the rounds, of the masks, or of a wait.
+    pub(super) fn time_to_deadline(&self) -> Duration {
+        let waits = self.waiters.values().map(|waiter| waiter.until_millis).min();
+        let deadlines = [self.service.rounds().next_deadline(), self.masks.deadline_millis(), waits];
+        let next = deadlines.into_iter().flatten().min();
+        next.map_or(Duration::MAX, |next| Duration::from_millis(next.saturating_sub(now_millis())))
+    }
+
+    /// Handles requests and deadlines. Answers wait for [`Self::store`].
+    pub(super) fn handle(&mut self, requests: Vec<Request>) {
+        for request in requests {
+            self.request(request);
+        }
+        let now = now_millis();
+        self.masks.tick(now);
+        self.finish_masks();
+        let actions = self.service.step(Event::Tick, now);
+        self.apply(actions);
+        self.end_late_waits(now);
+    }
+
+    fn request(&mut self, request: Request) {
+        match request {
+            Request::CheckIn { caller, identity_key, wait, reply } => self.check_in(&caller, identity_key, wait, reply),
+            Request::Admit { caller, task, reply } => {
+                let admitted =
+                    self.service.authenticate(&caller.client, &caller.secret).and_then(|client| match task {
+                        Some(task) => Ok(self.service.leased(client, task, now_millis()).map(drop)?),
+                        None => Ok(()),
+                    });
+                self.later(reply, admitted);
+            }
+            Request::Commit { caller, submission, reply } => {
+                let answer = self.commit(&caller, submission);
+                self.later(reply, answer);
+            }
+            Request::GiveUp { caller, task, reply } => {
+                let answer = self.service.authenticate(&caller.client, &caller.secret).map(|client| {
+                    let actions = self.service.step(Event::GiveUp { client, task }, now_millis());
+                    self.apply(actions);
+                });
+                self.later(reply, answer);
+            }
+            Request::Exchange { caller, message, reply } => {
+                match self.service.authenticate(&caller.client, &caller.secret) {
+                    Ok(client)
+                        if !self.masks.knows(client, message.task)
+                            && self.service.rounds().receipt(message.task) == Some(client) =>
+                    {
+                        let answer =
+                            v1::ExchangeMasksResponse { complete: true, ..v1::ExchangeMasksResponse::default() };
+                        self.later(reply, Ok(answer));
+                    }
+                    Ok(client) => self.masks.exchange(client, message, reply, now_millis()),
+                    Err(denial) => self.later(reply, Err(denial)),
+                }
+            }
+        }
+    }
+
+    fn later<T: Send + Sync + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
+        // A caller that is gone asks again.
+        self.replies.push(Box::new(move || drop(reply.send(answer))));
+    }
+
+    fn check_in(
+        &mut self,
+        caller: &Caller,
+        identity_key: Option<[u8; 32]>,
+        wait: Duration,
+        reply: oneshot::Sender<Result<v1::CheckInResponse, Denial>>,
+    ) {
+        let now = now_millis();
+        let client = match self.service.enrol(&self.job, &caller.client, &caller.secret, identity_key) {
+            Ok((client, is_new)) => {
+                self.is_changed |= is_new;
+                client
+            }
+            Err(denial) => return self.later(reply, Err(denial)),
+        };
+        let until_millis = now.saturating_add(wait.as_millis() as u64);
+        if let Some(earlier) = self.waiters.insert(client, Waiter { until_millis, reply }) {
+            self.later(earlier.reply, Ok(again()));
+        }
+        let actions = self.service.step(Event::CheckIn(client), now);
+        self.apply(actions);
+    }
+
+    fn commit(&mut self, caller: &Caller, submission: Submission) -> Result<v1::CommitUpdateResponse, Denial> {
+        let client = self.service.authenticate(&caller.client, &caller.secret)?;
+        let now = now_millis();
+        let is_leased = self.service.leased(client, submission.task, now);
+        if let (Ok(_), Some(fault)) = (is_leased, submission.fault) {
+            return Err(engram_federated::error::InvalidInput::new("update", fault, "an update of this model").into());
+        }
+        if self.job.secure.is_some() {
+            let text = "masked updates, by ExchangeMasks: the run aggregates securely";
+            return Err(engram_federated::error::InvalidInput::new("update", "not masked", text).into());
+        }
+        let Submission { task, nonce, digest, samples, loss, .. } = submission;
+        let report = Report { nonce, samples, loss };
+        let run = self.job.rounds.run.clone();
+        let actions = self.service.commit(&run, (client, task, digest), report, now)?;
+        let mut answer = Err(Denial::Round(Refusal::LeaseExpired));
+        for action in &actions {
+            match action {
+                Action::Acknowledge { task: it, repeated, .. } if *it == task => {
+                    answer = Ok(v1::CommitUpdateResponse { repeated: *repeated, refusal: None });
+                }
+                Action::Refuse(it, refusal) if *it == client => answer = Err((*refusal).into()),
+                _ => {}
+            }
+        }
+        self.apply(actions);
+        answer
+    }
+
+    /// Executes actions of the rounds.
+    fn apply(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Assign(task) => {
+                    self.is_changed = true;
+                    self.opened.push(task);
+                }
+                Action::Wait(_) => {}
+                Action::Refuse(client, refusal) => {
+                    if let Some(waiter) = self.waiters.remove(&client) {
+                        self.later(waiter.reply, Err(refusal.into()));
+                    }
+                }
+                Action::Acknowledge { repeated, .. } => self.is_changed |= !repeated,
+                Action::Revoke { .. } => {
+                    self.is_changed = true;
+                    self.missing += 1;
+                }
+                Action::Discard(_) => self.is_changed = true,
+                Action::Aggregate(batch) => {
+                    self.is_changed = true;
+                    self.batches.push_back(batch);
+                }
+                Action::Abort { round, updates } => {
+                    self.is_changed = true;
+                    self.aborted += 1;
+                    tracing::warn!(
+                        run = self.job.rounds.run,
+                        round,
+                        updates,
+                        "federated round ended without enough updates"
+                    );
+                }
+                Action::End(_) => self.is_changed = true,
+            }
+        }
+        self.send_tasks();
+    }
+
+    /// Sends assigned tasks to the clients that wait for them.
+    fn send_tasks(&mut self) {
+        let tasks = std::mem::take(&mut self.opened);
+        if self.job.secure.is_some() {
+            self.masks.begin(&self.job, &self.service, &tasks, now_millis());
+        }
+        for task in tasks {
+            let cohort = match self.masks.settings_for(&self.job, task) {
+                Ok(cohort) => cohort,
+                // The round began without this client: it has no part in it.
+                Err(()) => continue,
+            };
+            if let Some(waiter) = self.waiters.remove(&task.client) {
+                let task = self.task_to_wire(task, cohort);
+                self.later(
+                    waiter.reply,
+                    Ok(v1::CheckInResponse { task: Some(task), ..v1::CheckInResponse::default() }),
+                );
+            }
+        }
+    }
+
+    fn task_to_wire(&self, task: Task, cohort: Vec<u8>) -> v1::FederatedTask {
+        let run = self.job.run();
+        let layer = |layer: &engram_api::FederatedLayer| v1::FederatedLayer {
+            name: layer.name.clone(),
+            shape: layer.shape.clone(),
+            local: layer.local,
+        };
+        v1::FederatedTask {
+            number: task.number,
+            round: task.round,
+            version: task.version,
+            model_digest: task.model.to_vec().into(),
+            model_bytes: self.job.update_bytes(),
+            lease_ms: task.expires_millis.saturating_sub(now_millis()),
+            layers: run.model.layers.iter().map(layer).collect(),
+            settings: run.settings.clone().into_iter().collect(),
+            proximal_weight: self.job.proximal_weight(),
+            cohort: cohort.into(),
+            clip: self.job.client_clip().unwrap_or_default(),
+        }
+    }
+
+    fn end_late_waits(&mut self, now: u64) {
+        let late: Vec<u64> =
+            self.waiters.iter().filter(|(_, waiter)| waiter.until_millis <= now).map(|(client, _)| *client).collect();
+        for client in late {
+            if let Some(waiter) = self.waiters.remove(&client) {
+                self.later(waiter.reply, Ok(again()));
+            }
+        }
+    }
+
+    /// Answers all clients that wait: the run has ended.
+    pub(super) fn end_waits(&mut self) {
+        for (_, waiter) in std::mem::take(&mut self.waiters) {
+            self.later(waiter.reply, Err(Refusal::Ended.into()));
+        }
+        self.reply();
+    }
+
+    /// Writes what changed. Nothing that depends on it was answered before.
+    pub(super) async fn store(&mut self) -> Result<(), Interruption> {
+        self.masks.store(&self.contents).await?;
+        if !std::mem::take(&mut self.is_changed) {
+            return Ok(());
+        }
+        let state = postcard::to_stdvec(&self.service).expect("the state has no type that the encoding lacks");
+        let (contents, version) = (&self.contents, self.version);
+        let written = patiently(|| contents.attach(ContentName::Service, version, &state, None)).await?;
+        if !done(&written)? {
+            return Err(Interruption::Superseded);
+        }
+        self.version += 1;
+        Ok(())
+    }
+
+    /// Sends the answers.
+    pub(super) fn reply(&mut self) {
+        self.replies.drain(..).for_each(|reply| reply());
+        self.masks.reply();
+    }
+
+    /// Ends the round whose masked sum is known, or cannot become known.
+    fn finish_masks(&mut self) {
+        let Some(end) = self.masks.take_end() else { return };
+        let (run, now) = (self.job.rounds.run.clone(), now_millis());
+        for (client, task, content, loss) in end {
+            let report = Report { nonce: 0, samples: 1, loss };
+            match self.service.commit(&run, (client, task, content), report, now) {
+                Ok(actions) => self.apply(actions),
+                Err(error) => tracing::warn!(run, %error, "failed to count a masked update"),
+            }
+        }
+        let actions = self.service.step(Event::CloseRound, now);
+        self.apply(actions);
+    }
+
+    /// Aggregates the next batch and stores the version. Returns `None` if there is none.
+    pub(super) async fn aggregate_next(&mut self) -> Result<Option<Step>, Interruption> {
+        let Some(batch) = self.batches.pop_front() else { return Ok(None) };
+        let aggregator = self.next_version(&batch).await?;
+        let bytes = put_version(&self.contents, &aggregator).await?;
+        let model = digest(&bytes);
+        self.aggregator = aggregator;
+        let clients = batch.contributions.iter().map(|it| {
+            let name = self.service.name_of(it.client).unwrap_or_default().to_owned();
+            (name, self.service.report(it.task).copied().unwrap_or(Report { nonce: 0, samples: 0, loss: None }))
+        });
+        let updates = clients.collect();
+        let (_, actions) = self.service.aggregated(&batch, model, now_millis());
+        let missing = std::mem::take(&mut self.missing);
+        self.is_changed = true;
+        self.apply(actions);
+        self.store().await?;
+        self.sweep().await?;
+        Ok(Some(Step { updates, missing, model }))
+    }
+
+    async fn next_version(&self, batch: &Batch) -> Result<Aggregator, Interruption> {
+        let (job, seed, number) = (self.job.clone(), *self.service.seed(), batch.number);
+        let mut aggregator = self.aggregator.clone();
+        let sum = self.masks.sum().cloned();
+        let updates = if job.secure.is_some() { Vec::new() } else { self.updates(batch).await? };
+        let compute = move || {
+            let result = match (&sum, job.secure.is_some()) {
+                (Some(sum), true) => aggregate_sum(&job, &mut aggregator, sum, number, &seed),
+                _ => aggregate(&job, &mut aggregator, &updates, number, &seed),
+            };
+            result.map(|()| aggregator)
+        };
+        let computed = tokio::task::spawn_blocking(compute).await;
+        let computed = computed.map_err(|error| failed(Code::RunFailed, error.to_string()))?;
+        computed.map_err(|error| failed(Code::RunFailed, format!("failed to aggregate: {error}")))
+    }
+
+    /// Reads the updates of a batch.
+    async fn updates(&self, batch: &Batch) -> Result<Vec<engram_federated::model::Update>, Interruption> {
+        let mut updates = Vec::with_capacity(batch.contributions.len());
+        for contribution in &batch.contributions {
+            let task = contribution.task;
+            let missing = || failed(Code::Corrupt, format!("the update of task {task} is missing"));
+            let report = *self.service.report(task).ok_or_else(missing)?;
+            let name = ContentName::Update { task, nonce: report.nonce };
+            let content = patiently(|| self.contents.get(name)).await?.ok_or_else(missing)?;
+            let delta = decode_update(&content, self.job.parameters(), &contribution.digest)
+                .map_err(|error| failed(Code::Corrupt, error.to_string()))?;
+            updates.push(update_of(contribution, report.samples, delta));
+        }
+        Ok(updates)
+    }
+
+    /// Removes contents that are not used any more.
+    async fn sweep(&self) -> Result<(), Interruption> {
+        let rounds = self.service.rounds();
+        let (version, versions) = (rounds.version(), rounds.versions_in_use());
+        let tasks: std::collections::BTreeSet<u64> =
+            rounds.kept_tasks().chain(rounds.tasks().map(|task| task.number)).collect();
+        let masks = self.masks.round();
+        let is_kept = |name: ContentName| match name {
+            ContentName::Service => true,
+            ContentName::Model(it) => versions.contains(&it) || it > version,
+            ContentName::Aggregator(it) => it >= version,
+            ContentName::Update { task, .. } => tasks.contains(&task),
+            ContentName::Masks(round) => Some(round) == masks,
+        };
+        patiently(|| self.contents.sweep(is_kept)).await
+    }
+}
+
+/// Stores the model of a version, and what its strategy remembers. Returns the bytes of the model.
+async fn put_version(contents: &Contents, aggregator: &Aggregator) -> Result<Vec<u8>, Interruption> {
+    let version = aggregator.version();
+    let bytes = encode_values(aggregator.model());
+    debug_assert_eq!(decode_values(&bytes).len(), aggregator.model().len());
+    let memory = postcard::to_stdvec(aggregator).expect("an aggregator has no type that the encoding lacks");
+    for (name, content) in [(ContentName::Model(version), &bytes), (ContentName::Aggregator(version), &memory)] {
+        let written = patiently(|| contents.put(name, content)).await?;
+        if !done(&written)? {
+            return Err(Interruption::Superseded);
+        }
+    }
+    Ok(bytes)
+}
+
+fn again() -> v1::CheckInResponse {
+    v1::CheckInResponse { retry_ms: CHECK_IN_AGAIN_MS, ..v1::CheckInResponse::default() }
+}

@@ -1,0 +1,365 @@
+//! `FederatedService`: the client listener forwards calls of runs that another worker drives, the peer listener rejects them.
+
+use super::blobs::{CHUNK_BYTES, ContentName, Contents, Written};
+use super::{Caller, Request as Order, Submission};
+use crate::runs::record;
+use crate::service::Plane;
+use crate::shared::Shared;
+use engram_federated::job::MAX_WAIT_MILLIS;
+use engram_federated::round::{Digest, Refusal};
+use engram_federated::service::{Denial, decode_update};
+use engram_learn::run::RunState;
+use engram_memory::RunId;
+use engram_proto::v1::federated_service_server::FederatedService;
+use engram_proto::v1::{self, FederatedRefusal, FederatedRefusalReason, Problem, ProblemKind};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+
+/// Retry hint while a run has no driver, in milliseconds.
+const NO_DRIVER_RETRY_MS: u64 = 100;
+
+/// `FederatedService` of one worker.
+#[derive(Clone)]
+pub(crate) struct FederatedEndpoint {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) plane: Plane,
+}
+
+/// Where a call goes.
+enum Route {
+    Here(RunId),
+    Elsewhere,
+}
+
+/// The run of a call, on the worker that has its record.
+struct Recorded {
+    run: RunId,
+    state: RunState,
+    contents: Contents,
+}
+
+fn invalid(text: impl Into<String>) -> Problem {
+    Problem::of(ProblemKind::Invalid, text)
+}
+
+fn refusal(denial: &Denial) -> FederatedRefusal {
+    use FederatedRefusalReason as Reason;
+    let reason = match denial {
+        Denial::NotEnrolled { .. } | Denial::Round(Refusal::NotEnrolled) => Reason::NotEnrolled,
+        Denial::WrongSecret(_) => Reason::WrongSecret,
+        Denial::Invalid(_) | Denial::Round(Refusal::OtherRun) => Reason::Invalid,
+        Denial::Round(Refusal::OtherClient) => Reason::OtherClient,
+        Denial::Round(Refusal::LeaseExpired) => Reason::LeaseExpired,
+        Denial::Round(Refusal::Conflict) => Reason::Conflict,
+        Denial::Round(Refusal::Stale { .. }) => Reason::Stale,
+        Denial::Round(Refusal::Busy) => Reason::Busy,
+        Denial::Round(Refusal::Ended) => Reason::Ended,
+    };
+    FederatedRefusal { reason: reason.into(), message: denial.to_string() }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape that `map_err` wants")]
+fn client_status(error: engram_client::Error) -> Status {
+    match error.problem() {
+        Some(problem) => problem.clone().into_status(),
+        None => Problem::of(ProblemKind::Unavailable, error.to_string()).into_status(),
+    }
+}
+
+fn digest_of(bytes: &[u8]) -> Result<Digest, Problem> {
+    let text = || invalid(format!("digest: {} bytes are not allowed; allowed: 32", bytes.len()));
+    Digest::try_from(bytes).map_err(|_| text())
+}
+
+impl FederatedEndpoint {
+    fn route(&self, caller: Option<&v1::FederatedCaller>) -> Result<Route, Problem> {
+        let name = caller.map(|caller| caller.run.as_str()).unwrap_or_default();
+        if !engram_api::is_name(name) {
+            return Err(invalid(format!("caller.run: {name:?} is not allowed; allowed: the name of a run")));
+        }
+        let run = RunState::run_id(self.shared.options.cluster, name);
+        let partition = crate::runs::partition(&self.shared, run);
+        match (self.shared.engine.position(partition).is_some(), self.plane) {
+            (true, _) => Ok(Route::Here(run)),
+            (false, Plane::Client) => Ok(Route::Elsewhere),
+            (false, Plane::Peer) => Err(self.shared.not_primary(partition)),
+        }
+    }
+
+    async fn recorded(&self, run: RunId) -> Result<Recorded, Problem> {
+        let unknown =
+            || Problem::of(ProblemKind::RunUnknown, "caller.run: no run of this name; allowed: a Federated run");
+        let partition = crate::runs::partition(&self.shared, run);
+        let entry = record::load(&self.shared, partition, run).await?.ok_or_else(unknown)?;
+        let state =
+            RunState::of(&entry).map_err(|error| Problem::of(ProblemKind::DataCorruption, error.to_string()))?;
+        if state.spec["kind"] != "Federated" {
+            let text =
+                format!("caller.run: run {:?} is of kind {}; allowed: Federated", state.name, state.spec["kind"]);
+            return Err(invalid(text));
+        }
+        let contents = Contents::new(&self.shared, run, state.identity(run));
+        Ok(Recorded { run, state, contents })
+    }
+
+    /// Lets the driver of a run answer.
+    async fn ask<T>(
+        &self,
+        run: RunId,
+        order: impl FnOnce(oneshot::Sender<Result<T, Denial>>) -> Order,
+    ) -> Result<Result<T, Denial>, Problem> {
+        let absent = || {
+            let text = "the run has no driver on this worker yet";
+            Problem::of(ProblemKind::Unavailable, text).retry_after(NO_DRIVER_RETRY_MS)
+        };
+        let driver = self.shared.runs.federated.get(run).ok_or_else(absent)?;
+        let (reply, answer) = oneshot::channel();
+        driver.try_send(order(reply)).map_err(|_| {
+            Problem::of(ProblemKind::Overloaded, "the driver of the run has too many requests")
+                .retry_after(NO_DRIVER_RETRY_MS)
+        })?;
+        // A driver that ends drops the requests that it has not answered.
+        answer.await.map_err(|_| absent())
+    }
+
+    async fn local_check_in(&self, run: RunId, request: v1::CheckInRequest) -> Result<v1::CheckInResponse, Problem> {
+        let identity_key =
+            match &request.identity_key[..] {
+                [] => None,
+                bytes => Some(<[u8; 32]>::try_from(bytes).map_err(|_| {
+                    invalid(format!("identity_key: {} bytes are not allowed; allowed: 32", bytes.len()))
+                })?),
+            };
+        let wait = u64::from(request.wait_ms);
+        if wait > MAX_WAIT_MILLIS {
+            return Err(invalid(format!("wait_ms: {wait} is not allowed; allowed: 0 to {MAX_WAIT_MILLIS}")));
+        }
+        let recorded = self.recorded(run).await?;
+        if recorded.state.phase.is_final() {
+            let ended = format!("{:?}", recorded.state.phase);
+            return Ok(v1::CheckInResponse { ended, ..v1::CheckInResponse::default() });
+        }
+        let caller = caller(request.caller);
+        let wait = Duration::from_millis(wait);
+        let answer = self.ask(run, |reply| Order::CheckIn { caller, identity_key, wait, reply }).await?;
+        Ok(answer.unwrap_or_else(|denial| match denial {
+            Denial::Round(Refusal::Ended) => {
+                v1::CheckInResponse { ended: "Ended".to_owned(), ..v1::CheckInResponse::default() }
+            }
+            denial => v1::CheckInResponse { refusal: Some(refusal(&denial)), ..v1::CheckInResponse::default() },
+        }))
+    }
+
+    async fn local_part(
+        &self,
+        run: RunId,
+        request: v1::GetModelPartRequest,
+    ) -> Result<v1::GetModelPartResponse, Problem> {
+        let recorded = self.recorded(run).await?;
+        let newest = recorded.state.federated.as_ref().map_or(0, |federated| federated.version);
+        let version = if request.version == u64::MAX { newest } else { request.version };
+        let bytes = request.bytes as usize;
+        if !(1..=CHUNK_BYTES).contains(&bytes) {
+            return Err(invalid(format!("bytes: {bytes} is not allowed; allowed: 1 to {CHUNK_BYTES}")));
+        }
+        let part = recorded.contents.part(ContentName::Model(version), request.offset, bytes).await?;
+        Ok(match part {
+            Some((content, model_bytes)) => {
+                v1::GetModelPartResponse { content: content.into(), model_bytes, refusal: None }
+            }
+            None => v1::GetModelPartResponse {
+                refusal: Some(FederatedRefusal {
+                    reason: FederatedRefusalReason::Stale.into(),
+                    message: format!(
+                        "version {version} of the model is not kept any more, or does not exist; allowed: that of a task"
+                    ),
+                }),
+                ..v1::GetModelPartResponse::default()
+            },
+        })
+    }
+
+    async fn local_chunk(
+        &self,
+        run: RunId,
+        request: v1::UploadChunkRequest,
+    ) -> Result<v1::UploadChunkResponse, Problem> {
+        let recorded = self.recorded(run).await?;
+        let refused = |denial: &Denial| v1::UploadChunkResponse { next: 0, refusal: Some(refusal(denial)) };
+        let fault = |field, value: String, allowed: String| {
+            refused(&engram_federated::error::InvalidInput::new(field, value, allowed).into())
+        };
+        let (owner, task) = (caller(request.caller), Some(request.task));
+        if let Err(denial) = self.ask(run, |reply| Order::Admit { caller: owner, task, reply }).await? {
+            return Ok(refused(&denial));
+        }
+        let parameters = parameters(&recorded.state)?;
+        let expected = 4 * parameters as u64;
+        if request.update_bytes != expected {
+            return Ok(fault("update_bytes", request.update_bytes.to_string(), expected.to_string()));
+        }
+        let name = ContentName::Update { task: request.task, nonce: request.nonce };
+        let next = recorded.contents.chunks(name).await?;
+        let index = u64::from(request.index);
+        if request.content.is_empty() || index < next {
+            return Ok(v1::UploadChunkResponse { next: next as u32, refusal: None });
+        }
+        let length = (expected - index.saturating_mul(CHUNK_BYTES as u64).min(expected)).min(CHUNK_BYTES as u64);
+        if index > next || request.content.len() as u64 != length {
+            let value = format!("chunk {index} of {} bytes", request.content.len());
+            return Ok(fault("content", value, format!("chunk {next}, of at most {CHUNK_BYTES} bytes")));
+        }
+        if crc32c::crc32c(&request.content) != request.checksum {
+            return Ok(fault(
+                "checksum",
+                format!("{:08x}", request.checksum),
+                "the CRC-32C of the content: send it again".into(),
+            ));
+        }
+        match recorded.contents.append(name, expected, index, &request.content).await? {
+            Written::Done => Ok(v1::UploadChunkResponse { next: (index + 1) as u32, refusal: None }),
+            Written::Conflict => {
+                let next = recorded.contents.chunks(name).await?;
+                Ok(v1::UploadChunkResponse { next: next as u32, refusal: None })
+            }
+            Written::Full => Ok(refused(&Refusal::Busy.into())),
+        }
+    }
+
+    async fn local_commit(
+        &self,
+        run: RunId,
+        request: v1::CommitUpdateRequest,
+    ) -> Result<v1::CommitUpdateResponse, Problem> {
+        let recorded = self.recorded(run).await?;
+        let refused = |denial: &Denial| v1::CommitUpdateResponse { repeated: false, refusal: Some(refusal(denial)) };
+        let digest = digest_of(&request.digest)?;
+        let owner = || caller(request.caller.clone());
+        if let Err(denial) = self.ask(run, |reply| Order::Admit { caller: owner(), task: None, reply }).await? {
+            return Ok(refused(&denial));
+        }
+        let v1::CommitUpdateRequest { task, nonce, samples, loss, .. } = request;
+        let content = recorded.contents.get(ContentName::Update { task, nonce }).await?;
+        let parameters = parameters(&recorded.state)?;
+        let fault = match content {
+            None => Some("not uploaded completely".to_owned()),
+            Some(content) => {
+                let checked = tokio::task::spawn_blocking(move || decode_update(&content, parameters, &digest)).await;
+                let checked = checked.map_err(|error| Problem::of(ProblemKind::Unavailable, error.to_string()))?;
+                checked.err().map(|error| error.to_string())
+            }
+        };
+        let submission = Submission { task, nonce, digest, samples, loss, fault };
+        let answer = self.ask(run, |reply| Order::Commit { caller: owner(), submission, reply }).await?;
+        Ok(answer.unwrap_or_else(|denial| refused(&denial)))
+    }
+}
+
+/// Number of shared parameters of a recorded run.
+fn parameters(state: &RunState) -> Result<usize, Problem> {
+    let spec: engram_api::LearnerRunSpec = serde_json::from_value(state.spec.clone())
+        .map_err(|error| Problem::of(ProblemKind::DataCorruption, error.to_string()))?;
+    let layers = spec.federated.map(|federated| federated.model.layers).unwrap_or_default();
+    let shared = layers.iter().filter(|layer| !layer.local);
+    Ok(shared.map(|layer| layer.shape.iter().product::<u64>() as usize).sum())
+}
+
+fn caller(caller: Option<v1::FederatedCaller>) -> Caller {
+    let v1::FederatedCaller { client, secret, .. } = caller.unwrap_or_default();
+    Caller { client, secret: secret.to_vec() }
+}
+
+fn reply<T>(answer: Result<T, Problem>) -> Result<Response<T>, Status> {
+    answer.map(Response::new).map_err(Problem::into_status)
+}
+
+#[tonic::async_trait]
+impl FederatedService for FederatedEndpoint {
+    async fn check_in(&self, request: Request<v1::CheckInRequest>) -> Result<Response<v1::CheckInResponse>, Status> {
+        let request = request.into_inner();
+        match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
+            Route::Here(run) => reply(self.local_check_in(run, request).await),
+            Route::Elsewhere => {
+                self.shared.peers.federated_check_in(request).await.map(Response::new).map_err(client_status)
+            }
+        }
+    }
+
+    async fn get_model_part(
+        &self,
+        request: Request<v1::GetModelPartRequest>,
+    ) -> Result<Response<v1::GetModelPartResponse>, Status> {
+        let request = request.into_inner();
+        match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
+            Route::Here(run) => reply(self.local_part(run, request).await),
+            Route::Elsewhere => {
+                self.shared.peers.federated_model_part(request).await.map(Response::new).map_err(client_status)
+            }
+        }
+    }
+
+    async fn upload_chunk(
+        &self,
+        request: Request<v1::UploadChunkRequest>,
+    ) -> Result<Response<v1::UploadChunkResponse>, Status> {
+        let request = request.into_inner();
+        match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
+            Route::Here(run) => reply(self.local_chunk(run, request).await),
+            Route::Elsewhere => {
+                self.shared.peers.federated_upload_chunk(request).await.map(Response::new).map_err(client_status)
+            }
+        }
+    }
+
+    async fn commit_update(
+        &self,
+        request: Request<v1::CommitUpdateRequest>,
+    ) -> Result<Response<v1::CommitUpdateResponse>, Status> {
+        let request = request.into_inner();
+        match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
+            Route::Here(run) => reply(self.local_commit(run, request).await),
+            Route::Elsewhere => {
+                self.shared.peers.federated_commit(request).await.map(Response::new).map_err(client_status)
+            }
+        }
+    }
+
+    async fn give_up_task(
+        &self,
+        request: Request<v1::GiveUpTaskRequest>,
+    ) -> Result<Response<v1::GiveUpTaskResponse>, Status> {
+        let request = request.into_inner();
+        let run = match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
+            Route::Here(run) => run,
+            Route::Elsewhere => {
+                return self.shared.peers.federated_give_up(request).await.map(Response::new).map_err(client_status);
+            }
+        };
+        let (owner, task) = (caller(request.caller), request.task);
+        let answer = self.ask(run, |reply| Order::GiveUp { caller: owner, task, reply }).await;
+        reply(answer.map(|answer| v1::GiveUpTaskResponse { refusal: answer.err().map(|denial| refusal(&denial)) }))
+    }
+
+    async fn exchange_masks(
+        &self,
+        request: Request<v1::ExchangeMasksRequest>,
+    ) -> Result<Response<v1::ExchangeMasksResponse>, Status> {
+        let request = request.into_inner();
+        let run = match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
+            Route::Here(run) => run,
+            Route::Elsewhere => {
+                return self.shared.peers.federated_exchange(request).await.map(Response::new).map_err(client_status);
+            }
+        };
+        let owner = caller(request.caller.clone());
+        let answer = self.ask(run, |reply| Order::Exchange { caller: owner, message: request, reply }).await;
+        reply(answer.map(|answer| {
+            answer.unwrap_or_else(|denial| v1::ExchangeMasksResponse {
+                refusal: Some(refusal(&denial)),
+                ..v1::ExchangeMasksResponse::default()
+            })
+        }))
+    }
+}
