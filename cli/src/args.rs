@@ -29,6 +29,9 @@ pub(crate) struct Arguments {
     pub(crate) global: GlobalOptions,
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// Name of the command, for its trace.
+    #[arg(skip)]
+    pub(crate) name: String,
 }
 
 /// Options that select a cluster in Kubernetes.
@@ -54,6 +57,7 @@ impl Arguments {
             command.error(ErrorKind::ArgumentConflict, message).exit();
         }
         arguments.global.override_environment(|id| is_option(&matches, id));
+        arguments.name = format!("engram {}", matches.subcommand_name().unwrap_or_default());
         arguments
     }
 }

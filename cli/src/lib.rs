@@ -27,6 +27,7 @@ mod target;
 
 use args::Arguments;
 use clap::CommandFactory as _;
+use engram_trace::{Span, in_span};
 use std::process::ExitCode;
 
 pub use reference::reference;
@@ -34,6 +35,25 @@ pub use reference::reference;
 /// Returns the grammar of the command line.
 pub fn command() -> clap::Command {
     Arguments::command()
+}
+
+/// Runs a command as a trace, if the environment names a collector. Those that last are no trace: their calls are.
+async fn traced(
+    name: String,
+    command: impl Future<Output = anyhow::Result<engram_api::ExitCode>>,
+) -> anyhow::Result<engram_api::ExitCode> {
+    let Some(telemetry) = engram_telemetry::start_traces("engram-cli", env!("CARGO_PKG_VERSION"))? else {
+        return command.await;
+    };
+    let lasts = matches!(name.as_str(), "engram up" | "engram top" | "engram logs" | "engram chaos");
+    let mut span = if lasts { Span::none() } else { Span::root(name) };
+    let result = in_span(&span, command).await;
+    span.note(&result);
+    drop(span);
+    // This thread carries the connection on which the last spans are sent.
+    let sent = tokio::task::spawn_blocking(move || drop(telemetry));
+    let _ = sent.await;
+    result
 }
 
 /// Runs the command line of this process.
@@ -55,7 +75,7 @@ pub fn main() -> ExitCode {
     };
     let result = match arguments.command {
         commands::Command::Process(process) => process.run(),
-        subcommand => runtime.block_on(commands::run(subcommand, &context, command)),
+        subcommand => runtime.block_on(traced(arguments.name, commands::run(subcommand, &context, command))),
     };
     // A blocked task (a read that never returns) must not keep the process alive.
     runtime.shutdown_background();

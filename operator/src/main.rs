@@ -7,7 +7,7 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser};
 use engram_api::operator;
 use engram_operator::options;
 use engram_operator::run::{self, Options};
-use engram_telemetry::{Log, Program};
+use engram_telemetry::{Log, Program, Spans};
 use std::io::Write as _;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -91,7 +91,7 @@ fn main() -> Result<()> {
 }
 
 fn work(arguments: Arguments, runtime: &Runtime) -> Result<()> {
-    let program = Program { name: "engram-operator", version: env!("CARGO_PKG_VERSION") };
+    let program = Program { name: "engram-operator", version: env!("CARGO_PKG_VERSION"), spans: Spans::Tracing };
     let log = Log { filter: &arguments.log, format: arguments.log_format.into() };
     let entered = runtime.enter();
     let _telemetry = engram_telemetry::start(program, log)?;

@@ -23,6 +23,7 @@
 
 use crate::cpu_pressure::CpuPressure;
 use engram_proto::v1::{Problem, ProblemKind};
+use engram_trace::Span;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -323,7 +324,11 @@ impl Admission {
         baseline_seconds: impl Future<Output = Result<T, Problem>>,
     ) -> Result<T, Problem> {
         let Some(kind) = RequestKind::of(method) else { return baseline_seconds.await };
-        let permit = self.begin(kind, method)?;
+        let mut span = Span::child("admission");
+        let permit = self.begin(kind, method);
+        span.note(&permit.as_ref().map_err(|problem| &problem.message));
+        drop(span);
+        let permit = permit?;
         let result = baseline_seconds.await;
         // A call that was rejected further down took no time, and its duration is meaningless.
         if !matches!(&result, Err(problem) if problem.kind() == ProblemKind::Overloaded) {

@@ -5,6 +5,7 @@
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
+use engram_telemetry::{Log, LogFormat, Program, Spans};
 use engram_worker::{Options, TokenFiles, Worker, exit, pod};
 use mimalloc::MiMalloc;
 use std::io::Read as _;
@@ -88,13 +89,10 @@ fn deadline(text: &str) -> Result<Duration, String> {
 
 fn main() {
     let arguments = Arguments::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("ENGRAM_LOG").unwrap_or_else(|_| "info".into()))
-        .with_ansi(false)
-        .with_writer(std::io::stderr)
-        // Reporting a failed write to stderr would write to stderr, and panic.
-        .log_internal_errors(false)
-        .init();
+    // A worker that serves sends traces as well, on its own threads.
+    if !matches!(arguments.command, Some(Command::Serve { .. })) {
+        log_lines();
+    }
     let result = match &arguments.command {
         None => supervise(&arguments),
         Some(Command::Serve { config }) => serve(config),
@@ -104,6 +102,9 @@ fn main() {
         }
     };
     let status = result.unwrap_or_else(|error| {
+        if !tracing::dispatcher::has_been_set() {
+            log_lines();
+        }
         tracing::error!(error = format!("{error:#}"), "failed");
         if matches!(arguments.command, None | Some(Command::Serve { .. })) {
             pod::write_termination_message(&format!("{error:#}"));
@@ -111,6 +112,16 @@ fn main() {
         exit::status(&error)
     });
     std::process::exit(status)
+}
+
+fn log_lines() {
+    tracing_subscriber::fmt()
+        .with_env_filter(engram_telemetry::environment_filter())
+        .with_ansi(false)
+        .with_writer(std::io::stderr)
+        // Reporting a failed write to stderr would write to stderr, and panic.
+        .log_internal_errors(false)
+        .init();
 }
 
 fn supervise(arguments: &Arguments) -> Result<i32> {
@@ -126,6 +137,14 @@ fn supervise(arguments: &Arguments) -> Result<i32> {
 /// Returns the exit status.
 fn serve(config: &Path) -> Result<i32> {
     engram_worker::count_panics();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("failed to start threads")?;
+    let telemetry = {
+        let _entered = runtime.enter();
+        let program = Program { name: "engram-worker", version: env!("CARGO_PKG_VERSION"), spans: Spans::Sampled };
+        let filter = engram_telemetry::environment_filter();
+        engram_telemetry::start(program, Log { filter: &filter, format: LogFormat::Text })?
+    };
     let text = if config == Path::new("-") {
         // The parent writes the options; this process ends with it.
         #[cfg(target_os = "linux")]
@@ -139,9 +158,7 @@ fn serve(config: &Path) -> Result<i32> {
     };
     let options: Options = serde_json::from_slice(&text)
         .with_context(|| format!("{} does not contain valid worker options", config.display()))?;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("failed to start threads")?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let stop = async move {
             tokio::select! {
@@ -154,7 +171,10 @@ fn serve(config: &Path) -> Result<i32> {
         pod::announce(&handle.member());
         worker.run(stop).await?;
         Ok(if handle.restart_requested() { exit::RESTART } else { 0 })
-    })
+    });
+    // Sends the last spans while the runtime still carries the connection.
+    drop(telemetry);
+    result
 }
 
 /// Returns 0 if no partition is left that could have been transferred.

@@ -13,11 +13,12 @@ use engram_identity::{Keys, Reason};
 use engram_kernels::MirrorStatus;
 use engram_proto::v1::PartitionStatus;
 use engram_store::Distribution;
+use engram_trace::Context;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -87,6 +88,19 @@ struct GpuLabels {
     device: String,
 }
 
+/// Labels of an exemplar.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TraceLabels {
+    trace_id: String,
+    span_id: String,
+}
+
+impl TraceLabels {
+    fn of(context: Context) -> Self {
+        Self { trace_id: format!("{:032x}", context.trace), span_id: format!("{:016x}", context.span) }
+    }
+}
+
 /// Labels of every series.
 const WORKER_LABELS: [&str; 2] = ["learner_cluster", "worker"];
 
@@ -126,7 +140,7 @@ pub fn catalog() -> Vec<MetricDescriptor> {
 #[derive(Debug, Clone)]
 pub(crate) struct Calls {
     total: Family<CallLabels, Counter>,
-    seconds: Family<MethodLabels, Histogram>,
+    seconds: Family<MethodLabels, HistogramWithExemplars<TraceLabels>>,
 }
 
 impl Calls {
@@ -140,10 +154,15 @@ impl Calls {
         METHODS[method]
     }
 
-    pub(crate) fn count(&self, method: usize, code: Code, elapsed: Duration) {
+    /// Counts a call; `trace` is its span, if its trace is sampled, and becomes an exemplar.
+    pub(crate) fn count(&self, method: usize, code: Code, elapsed: Duration, trace: Option<Context>) {
         let method = METHODS[method];
         self.total.get_or_create(&CallLabels { method, code: code_name(code) }).inc();
-        self.seconds.get_or_create(&MethodLabels { method }).observe(elapsed.as_secs_f64());
+        self.seconds.get_or_create(&MethodLabels { method }).observe(
+            elapsed.as_secs_f64(),
+            trace.map(TraceLabels::of),
+            trace.map(|_| SystemTime::now()),
+        );
     }
 }
 
@@ -505,10 +524,15 @@ impl Metrics {
         let registry = Registry::with_prefix_and_labels("engram", labels);
         let mut registrar = Registrar { registry, catalog: Vec::new() };
         // From 20 us, about the cost of a loopback call, to 10 s, the deadline of an attempt.
-        let buckets =
-            || Histogram::new([2e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0]);
-        let calls =
-            Calls { total: Family::default(), seconds: Family::new_with_constructor(buckets as fn() -> Histogram) };
+        let buckets = || {
+            HistogramWithExemplars::new(
+                [2e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0].into_iter(),
+            )
+        };
+        let calls = Calls {
+            total: Family::default(),
+            seconds: Family::new_with_constructor(buckets as fn() -> HistogramWithExemplars<TraceLabels>),
+        };
         registrar.register(
             "requests",
             &["method", "code"],
@@ -548,6 +572,10 @@ impl Metrics {
         registrar.register("buffer_sampled", labels, help, buffers.sampled.clone());
         let help = "Time that calls waited for a replay buffer, by what they waited for";
         registrar.register("buffer_wait_seconds", &["buffer", "reason"], help, buffers.wait_seconds.clone());
+        let help = "Calls that wait for a replay buffer now, by what they wait for";
+        registrar.register("buffer_waiting", &["buffer", "reason"], help, buffers.waiting.clone());
+        let help = "Buffers of spec.buffers that do not exist as declared, on the worker that creates them";
+        registrar.register("buffer_declaration_problems", &[], help, buffers.declaration_problems.clone());
         let training = TrainingMetrics::default();
         let help = "Members of training groups on this worker";
         registrar.register("training_members", &[], help, training.members.clone());

@@ -11,6 +11,8 @@ use crate::coordinator_addresses::CoordinatorAddresses;
 use crate::cpu_pressure::CpuPressure;
 use crate::device::Device;
 use crate::engine::Engine;
+use crate::groups::Groups;
+use crate::failovers::Failovers;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::peers::{HelloContext, Links, MIN_AGE_MS, MapStoreClient, PeerDetector, Proposals};
@@ -26,8 +28,8 @@ use engram_store::Clock;
 use engram_store::leases::GRANT_MS;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 use tokio::sync::{Semaphore, watch};
 
@@ -53,8 +55,14 @@ pub(crate) struct Shared {
     pub(crate) admission: Admission,
     /// Learning runs driven by this worker.
     pub(crate) runs: Runs,
+    /// Failovers that are traced here.
+    pub(crate) failovers: Failovers,
+    /// This object, for tasks.
+    pub(crate) this: Weak<Self>,
     /// Members of training groups on this worker.
     pub(crate) trainings: Trainings,
+    /// Groups of processes outside of the cluster hosted by this worker.
+    pub(crate) groups: Groups,
     pub(crate) view: watch::Sender<ClusterView>,
     /// Identity of this worker in hellos.
     pub(crate) hello: HelloContext,
@@ -169,7 +177,7 @@ impl Shared {
         self.network.for_peer(ExpectedPeer::any(Role::Coordinator))
     }
 
-    pub(crate) fn new(parts: SharedParts) -> Self {
+    pub(crate) fn new(parts: SharedParts, this: Weak<Self>) -> Self {
         let SharedParts {
             options,
             clock,
@@ -208,7 +216,10 @@ impl Shared {
             engine,
             peers,
             runs: Runs::default(),
+            failovers: Failovers::default(),
+            this,
             trainings: Trainings::default(),
+            groups: Groups::default(),
             view: watch::Sender::new(ClusterView::default()),
             hello: greeter,
             links,

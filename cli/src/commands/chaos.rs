@@ -6,6 +6,7 @@
 use crate::commands::up;
 use crate::context::Context;
 use crate::error::Exit;
+use crate::local::traces::TraceVariables;
 use crate::local::Endpoints;
 use crate::local::ports::Ports;
 use crate::local::state::{Cluster, FORMAT, StateDir};
@@ -211,6 +212,7 @@ async fn run_campaign(
         proxies: Some(proxies(&network, plan.workers)),
         tls: None,
         route: Route::Direct,
+        traces: TraceVariables::default(),
     })?;
     let processes = LocalProcesses { folder: state.folder().to_owned() };
     let endpoints_at_start = supervisor.endpoints();

@@ -1,6 +1,6 @@
 //! `engram up`: starts a local cluster and executes the runs of a manifest.
 
-use crate::commands::data::run as runs;
+use crate::commands::data::{graph, run as runs};
 use crate::commands::manifest;
 use crate::context::Context;
 use crate::error::{Exit, failure, problem, report};
@@ -8,6 +8,7 @@ use crate::local::certificates::{self, Certificates};
 use crate::local::ports::{self, Ports};
 use crate::local::state::{self, Cluster, FORMAT, StateDir};
 use crate::local::supervisor::{DamagedWorkers, Event, Plan, Supervisor};
+use crate::local::traces::{self, TraceVariables};
 use crate::local::{Endpoints, admin, child, detach};
 use crate::output::count;
 use crate::progress::Progress;
@@ -82,6 +83,12 @@ pub(crate) struct Up {
     /// Lifetime of certificates, for tests of their renewal
     #[arg(long, value_name = "SECONDS", hide = true, requires = "tls", value_parser = clap::value_parser!(u32).range(6..))]
     certificate_lifetime: Option<u32>,
+    /// Send traces by OTLP over gRPC to a collector or Jaeger, http://HOST:PORT [default: OTEL_EXPORTER_OTLP_ENDPOINT, or none]
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
+    /// Fraction of traces that are sampled, 0 to 1 [default: OTEL_TRACES_SAMPLER, or all]
+    #[arg(long, value_name = "RATIO", value_parser = traces::fraction)]
+    trace_sample: Option<f64>,
     /// Timeout in seconds for the cluster to become ready
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
@@ -188,6 +195,7 @@ pub(crate) async fn run(arguments: &Up, context: &Context) -> anyhow::Result<Exi
         proxies: None,
         tls,
         route: route.clone(),
+        traces: TraceVariables { endpoint: arguments.otlp_endpoint.clone(), sample: arguments.trace_sample },
     };
     let mut signals = Signals::new(arguments.stop_with_stdin)?;
     let mut supervisor = Supervisor::start(plan)?;
@@ -403,6 +411,11 @@ pub(crate) async fn wait_for_failure(events: &mut mpsc::Receiver<Event>, context
 
 /// Executes the runs of the manifest in order.
 async fn execute_runs(client: &Client, manifest: &Manifest, arguments: &Up, context: &Context) -> anyhow::Result<()> {
+    if graph::is_graph(&manifest.runs) {
+        // With --detach --wait the process in the foreground executes the graph.
+        let is_elsewhere = arguments.wait && detach::is_child();
+        return if is_elsewhere { Ok(()) } else { graph::execute(client, manifest, context).await };
+    }
     for object in &manifest.runs {
         let name = &object.metadata.name;
         let existing = client.list_runs().await?.into_iter().find(|status| status.name == *name);

@@ -9,6 +9,7 @@ use engram_coordinator::Coordinator;
 use engram_identity::{ExpectedPeer, Files, Keys, Role};
 use engram_mapstore::FileStore;
 use engram_memory::ClusterId;
+use engram_telemetry::{Log, LogFormat, Program, Spans};
 use engram_worker::{Worker, exit};
 use serde::{Deserialize, Serialize};
 use std::io::{Read as _, Write as _};
@@ -56,7 +57,7 @@ pub(crate) struct CoordinatorOptions {
 pub(crate) fn worker(config: &Path) -> anyhow::Result<ExitCode> {
     engram_worker::count_panics();
     let options: engram_worker::Options = read(config)?;
-    process(move |stop| async move {
+    process("engram-worker", Spans::Sampled, move |stop| async move {
         let worker = Worker::build(options).await?;
         let handle = worker.handle();
         worker.run(stop).await?;
@@ -67,7 +68,7 @@ pub(crate) fn worker(config: &Path) -> anyhow::Result<ExitCode> {
 /// Runs the coordinator process.
 pub(crate) fn coordinator(config: &Path) -> anyhow::Result<ExitCode> {
     let options: CoordinatorOptions = read(config)?;
-    process(move |stop| async move {
+    process("engram-coordinator", Spans::Tracing, move |stop| async move {
         let cluster: ClusterId = options.cluster.parse().ok().context("cluster is not 32 hex digits")?;
         let store = FileStore::open(&options.state_dir, cluster)?;
         let listener = TcpListener::bind(options.listen)
@@ -100,21 +101,22 @@ fn read<T: serde::de::DeserializeOwned>(config: &Path) -> anyhow::Result<T> {
 
 /// Runs `body` to completion and exits with its status. `body` receives a future that completes when the process should stop.
 fn process<F: Future<Output = anyhow::Result<i32>>>(
+    name: &'static str,
+    spans: Spans,
     body: impl FnOnce(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>) -> F,
 ) -> anyhow::Result<ExitCode> {
     #[cfg(target_os = "linux")]
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
         .context("failed to tie this process to its parent")?;
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("ENGRAM_LOG").unwrap_or_else(|_| "info".into()))
-        .with_ansi(false)
-        .with_writer(std::io::stderr)
-        // Internal errors go to stderr, which is the log itself, and panic if it cannot be written (disk full).
-        .log_internal_errors(false)
-        .init();
-    let parent = watch_stdin()?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("failed to start threads")?;
+    let telemetry = {
+        let _entered = runtime.enter();
+        let filter = engram_telemetry::environment_filter();
+        let log = Log { filter: &filter, format: LogFormat::Text };
+        engram_telemetry::start(Program { name, version: env!("CARGO_PKG_VERSION"), spans }, log)?
+    };
+    let parent = watch_stdin()?;
     let result = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("failed to listen for signals")?;
         let stop = Box::pin(async move {
@@ -125,6 +127,8 @@ fn process<F: Future<Output = anyhow::Result<i32>>>(
         });
         body(stop).await
     });
+    // Sends the last spans while the runtime still carries the connection.
+    drop(telemetry);
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     match result {
         Ok(0) => Ok(ExitCode::Ok),

@@ -9,5 +9,6 @@ pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod state;
 pub(crate) mod supervisor;
+pub(crate) mod traces;
 
 pub(crate) use endpoints::Endpoints;

@@ -74,6 +74,8 @@ pub(crate) struct Plan {
     pub(crate) tls: Option<Rc<Certificates>>,
     /// Route to the processes.
     pub(crate) route: Route,
+    /// Variables of the processes for traces.
+    pub(crate) traces: TraceVariables,
 }
 
 /// Addresses of fault-injection proxies that workers connect to instead of the real ones. Indexed by the connecting worker.
@@ -476,6 +478,7 @@ fn spawn(plan: &Plan, role: Role) -> anyhow::Result<Child> {
         .stdin(Stdio::piped())
         .stdout(log.try_clone().context("failed to share the log")?)
         .stderr(log)
+        .envs(plan.traces.of_process(&format!("{}-{}", plan.name, role.name())))
         // Ctrl-C at the terminal goes to `up` only, which stops its processes.
         .process_group(0)
         .kill_on_drop(true);

@@ -5,7 +5,6 @@ use crate::map::Map;
 use crate::network::Network;
 use crate::options::Plane;
 use crate::plain::SPEAKS_TLS;
-use crate::trace;
 use engram_memory::{ClusterId, Ordinal};
 use engram_proto::v1::buffer_service_client::BufferServiceClient;
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
@@ -64,13 +63,14 @@ pub(crate) fn message_limit(plane: Plane) -> usize {
     }
 }
 
-/// Creates a request with cluster, trace, token and deadline.
+/// Creates a request with cluster, token and deadline, as part of the current trace, if any.
 pub(crate) fn request<T>(message: T, cluster: Option<ClusterId>, network: &Network, deadline: Duration) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline);
-    let context = trace::Context::current().map_or_else(trace::Context::new, trace::Context::child);
     let metadata = request.metadata_mut();
-    metadata.insert(TRACE_KEY, ascii(&context.to_string()));
+    if let Some(context) = engram_trace::current() {
+        metadata.insert(TRACE_KEY, ascii(&context.to_string()));
+    }
     if let Some(cluster) = cluster {
         metadata.insert(CLUSTER_KEY, ascii(&cluster.to_string()));
     }

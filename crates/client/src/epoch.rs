@@ -12,6 +12,7 @@ use crate::rows::{GroupSignal, Updates, groups_to_wire};
 use engram_memory::{Group, LearningEpoch, MAX_IDS, Ordinal, Outcome, PartitionId, QualityVector, RunId};
 use engram_proto::v1::{self, EpochPart};
 use engram_proto::{answers, columns, split};
+use engram_trace::{Span, in_span};
 use futures::future::join_all;
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,6 +71,14 @@ impl Client {
     ) -> Result<EpochReport, Error> {
         columns::decay("decay", decay).map_err(Error::invalid)?;
         let epoch = Epoch { run, n, decay };
+        let mut span = Span::child_or_root("learn epoch").as_client();
+        span.set("engram.run.epoch", n.0);
+        let result = in_span(&span, self.learn_parts(epoch, updates)).await;
+        span.note(&result);
+        result
+    }
+
+    async fn learn_parts(&self, epoch: Epoch, updates: EpochUpdates) -> Result<EpochReport, Error> {
         let mut open = parts(updates, self.map()?.partition_count())?;
         let mut report = EpochReport::default();
         let mut retry = self.write();

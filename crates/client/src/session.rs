@@ -11,6 +11,7 @@ use engram_memory::session::WINDOW;
 use engram_memory::{FeatureShape, FeatureType, Group, MemoryId, Outcome, PartitionId, SessionId};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_proto::{columns, split};
+use engram_trace::{Span, in_span};
 use engram_wire::WriteBody;
 use std::sync::Arc;
 use std::time::Duration;
@@ -164,6 +165,15 @@ impl Session {
         parts: impl IntoIterator<Item = Part>,
         wait: Duration,
     ) -> Result<WriteResult, Error> {
+        let mut span = Span::child_or_root("write").as_client();
+        let parts: Vec<Part> = parts.into_iter().collect();
+        span.set("engram.parts", parts.len());
+        let result = in_span(&span, self.execute_parts(parts, wait)).await;
+        span.note(&result);
+        result
+    }
+
+    async fn execute_parts(&self, parts: Vec<Part>, wait: Duration) -> Result<WriteResult, Error> {
         let mut retry = self.0.client.write().waiting(wait);
         let waited = timeout_at(retry.deadline, self.0.batches.acquire()).await;
         let Ok(Ok(_permit)) = waited else {
@@ -176,7 +186,7 @@ impl Session {
                 ))
             }));
         };
-        write::execute(self, &mut retry, parts.into_iter().collect()).await
+        write::execute(self, &mut retry, parts).await
     }
 
     /// Returns the session for the next request: opened if there is none, replaced when it is due.

@@ -3,6 +3,8 @@
 use crate::state::MapUpdate;
 use crate::{Shared, manual_recovery};
 use engram_mapstore::{ChangeState, Error, MapStore, with_causes};
+use engram_memory::{Member, Ordinal};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -65,11 +67,35 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 outcome = tracing::field::Empty,
                 otel.status_code = tracing::field::Empty,
             );
+            let _failovers = failover_spans(&shared, &update);
             write(&shared, update).instrument(span).await;
             drop(writing);
         }
         shared.publish();
     }
+}
+
+/// Returns the spans of the failovers that a map completes: of processes that were primary and are not in sync any more.
+fn failover_spans(shared: &Shared, update: &MapUpdate) -> Vec<engram_trace::Span> {
+    if !engram_trace::is_recording() {
+        return Vec::new();
+    }
+    let before = shared.state().map().cloned();
+    let entries = before.iter().flat_map(|map| map.entries());
+    let replaced = entries.filter_map(|(partition, entry)| {
+        let after = update.map.partitions.get(partition.0 as usize)?;
+        let primary = entry.primary_member()?;
+        (after.primary != entry.primary && !after.isr.contains(primary)).then_some((*primary, entry.primary))
+    });
+    let dead: BTreeMap<Member, Ordinal> = replaced.collect();
+    let span = |(member, ordinal): (Member, Ordinal)| {
+        let trace = engram_wire::failover_trace(shared.options.cluster, &member).child();
+        let mut span = engram_trace::Span::agreed(trace, None, "write partition map");
+        span.set("engram.worker.failed", ordinal.0);
+        span.set("engram.map.version", update.map.version);
+        span
+    };
+    dead.into_iter().map(span).collect()
 }
 
 /// Stops accepting proposals, and waits until the accepted ones are written and published.

@@ -27,9 +27,23 @@ impl Store {
         records: Vec<(PartitionId, Record)>,
         done: impl FnOnce(Vec<Result<CommittedWrite, WriteError>>) + Send + 'static,
     ) {
+        self.write_traced(records, None, done);
+    }
+
+    /// As [`Store::write`], within a trace.
+    pub(crate) fn write_traced(
+        &mut self,
+        records: Vec<(PartitionId, Record)>,
+        trace: Option<engram_trace::Context>,
+        done: impl FnOnce(Vec<Result<CommittedWrite, WriteError>>) + Send + 'static,
+    ) {
         let waiter = self.begin_write(records.len(), Box::new(done));
         for (index, (partition, record)) in records.into_iter().enumerate() {
-            if let Some(answer) = self.propose(partition, record, Some(waiter(index))) {
+            let answer = self.propose(partition, record, Some(waiter(index)));
+            if let (Some(parent), None) = (trace, &answer) {
+                self.trace_logged(partition, parent);
+            }
+            if let Some(answer) = answer {
                 let counter = if answer.is_ok() { &self.shared.answered_records } else { &self.shared.refused_records };
                 stats::add(counter, 1);
                 self.writes.answer(waiter(index), answer);

@@ -138,7 +138,7 @@ impl Store {
     pub(crate) fn receive_confirm(&mut self, partition: PartitionId, from: Member, term: Term, round: u64) {
         let promised = self.states[partition.0 as usize].replica.promised();
         let body = Message::Confirmed { term, round, promised };
-        self.replication.outbox.entry(from.ordinal).or_default().push(Envelope { partition, body });
+        self.replication.outbox.entry(from.ordinal).or_default().push(Envelope::new(partition, body));
     }
 
     /// Sends queries, and completes the reads that are confirmed or failed.
@@ -185,7 +185,7 @@ impl Store {
         }
         for ((partition, to), (term, round)) in queries {
             let body = Message::Confirm { term, round };
-            self.replication.outbox.entry(to).or_default().push(Envelope { partition, body });
+            self.replication.outbox.entry(to).or_default().push(Envelope::new(partition, body));
         }
     }
 

@@ -49,7 +49,7 @@ impl Store {
             let followers: Vec<_> = state.replica.followers().map(|(ordinal, _)| ordinal).collect();
             for to in followers {
                 let body = Message::Digest { term, lsn, digest: digest.0 };
-                self.replication.outbox.entry(to).or_default().push(Envelope { partition, body });
+                self.replication.outbox.entry(to).or_default().push(Envelope::new(partition, body));
             }
         } else if let Some((at, expected, from, term)) = state.digest_check.reported.take_if(|report| report.0 <= lsn)
             && at == lsn
@@ -116,7 +116,7 @@ impl Store {
         (state.digest_check, state.snapshots) = (DigestCheck::default(), [None; 2]);
         state.damaged.clear();
         let body = Message::Replica(replica::Message::NotOpen { term }, Vec::new());
-        self.replication.outbox.entry(from).or_default().push(Envelope { partition, body });
+        self.replication.outbox.entry(from).or_default().push(Envelope::new(partition, body));
         self.set_damage_note(partition, what)
     }
 

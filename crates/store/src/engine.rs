@@ -112,7 +112,7 @@ type StoreTask = Box<dyn FnOnce(&mut Store) -> Result<(), Error> + Send>;
 
 /// Event processed by the engine.
 enum Event {
-    Write(Vec<(PartitionId, Record)>, Callback<Result<CommittedWrite, WriteError>>),
+    Write(Vec<(PartitionId, Record)>, Option<engram_trace::Context>, Callback<Result<CommittedWrite, WriteError>>),
     Read(Box<dyn FnOnce(&mut Partitions) + Send>),
     Activate(Vec<(PartitionId, Term)>, Callback<Result<(), ActivateError>>),
     /// Work such as replication.
@@ -169,7 +169,7 @@ impl Drop for QueueSlot {
 
 impl Handle {
     /// Proposes records, each of one partition, and calls `done` with all answers in order once they are committed and applied.
-    /// Records of one partition are applied in the given order.
+    /// Records of one partition are applied in the given order. Within a sampled trace, the steps of each record are spans.
     ///
     /// # Errors
     /// [`Overload`]: nothing was queued, `done` is dropped.
@@ -184,7 +184,8 @@ impl Handle {
             drop(slot);
             done(answers);
         });
-        self.send(Event::Write(records, done));
+        let trace = engram_trace::current().filter(|context| context.is_sampled());
+        self.send(Event::Write(records, trace, done));
         Ok(())
     }
 
@@ -457,7 +458,7 @@ impl Event {
     /// Answers an event on behalf of an ended engine.
     fn refuse(self, cause: &WriteError) {
         match self {
-            Self::Write(records, done) => {
+            Self::Write(records, _, done) => {
                 done(records.iter().map(|_| Err(cause.clone())).collect());
             }
             Self::Activate(partitions, done) => {
@@ -624,7 +625,7 @@ impl EngineThread {
 /// Processes a call; results of the threads are processed by their owner.
 fn process_call(store: &mut Store, event: Event) -> Result<(), Error> {
     match event {
-        Event::Write(records, done) => store.write(records, done),
+        Event::Write(records, trace, done) => store.write_traced(records, trace, done),
         Event::Read(read) => {
             stats::add(&store.shared.reads, 1);
             read(store.partitions());

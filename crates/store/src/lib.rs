@@ -66,6 +66,7 @@ mod state_transfer;
 mod stats;
 mod store;
 mod throttle;
+mod traces;
 pub mod wal;
 
 pub use background::SnapshotInfo;

@@ -11,6 +11,8 @@ pub struct Envelope {
     pub partition: PartitionId,
     /// The message.
     pub body: Message,
+    /// Span of the primary that waits for the records of an append, if its trace is sampled.
+    pub trace: Option<engram_trace::Context>,
 }
 
 /// Message between stores about a partition.
@@ -89,6 +91,11 @@ pub struct StateChunk {
 }
 
 impl Envelope {
+    /// Creates an envelope outside a trace.
+    pub const fn new(partition: PartitionId, body: Message) -> Self {
+        Self { partition, body, trace: None }
+    }
+
     /// Approximate memory size.
     pub fn bytes(&self) -> usize {
         const HEAD_BYTES: usize = 64;

@@ -281,7 +281,7 @@ impl Replay {
         self.shipping.retain(partition, lsn, term, bytes);
         let committed = self.is_single || commits.get(&partition).is_some_and(|(_, commit)| lsn <= *commit);
         if !committed {
-            data.pending.push_back(Pending { lsn, term, record, waiters: Vec::new() });
+            data.pending.push_back(Pending { lsn, term, record, waiters: Vec::new(), trace: None });
             return Ok(());
         }
         (data.applied, data.applied_term) = (lsn, term);

@@ -99,7 +99,7 @@ impl Replication {
     /// Releases the read leases of a partition at their granters.
     fn release_leases(&mut self, partition: PartitionId, granters: BTreeSet<Ordinal>) {
         for granter in granters {
-            self.outbox.entry(granter).or_default().push(Envelope { partition, body: Message::Release });
+            self.outbox.entry(granter).or_default().push(Envelope::new(partition, Message::Release));
         }
     }
 }
@@ -203,12 +203,16 @@ impl Store {
     /// # Errors
     /// The device failed.
     pub fn receive(&mut self, from: Member, envelopes: Vec<Envelope>) -> Result<(), Error> {
-        for Envelope { partition, body } in envelopes {
+        for Envelope { partition, body, trace } in envelopes {
             if self.states.get(partition.0 as usize).is_none() {
                 continue;
             }
             match body {
-                Message::Replica(message, records) => self.receive_replica_message(partition, from, message, &records),
+                Message::Replica(message, records) => {
+                    let end = self.states[partition.0 as usize].last();
+                    self.receive_replica_message(partition, from, message, &records);
+                    self.trace_received(partition, end, trace);
+                }
                 Message::State(chunk) => self.receive_state(partition, from.ordinal, &chunk)?,
                 Message::Release => self.release_lease(partition, from),
                 Message::Confirm { term, round } => self.receive_confirm(partition, from, term, round),
@@ -292,9 +296,10 @@ impl Store {
             let Some(batch) = self.replication.shipping.next(partition, to, term, commit) else { continue };
             debug_assert!(batch.after <= end, "a follower holds a prefix");
             stats::add(&self.shared.shipped_records, batch.records.len() as u64);
+            let trace = self.trace_of(partition, batch.after, batch.records.len());
             let append = replica::Message::Append { term, after: batch.after, runs: batch.runs, commit };
             let body = Message::Replica(append, batch.records);
-            self.replication.outbox.entry(to).or_default().push(Envelope { partition, body });
+            self.replication.outbox.entry(to).or_default().push(Envelope { partition, body, trace });
         }
     }
 
@@ -322,7 +327,7 @@ impl Store {
                 DeclineAction::Notify(partition, to, term) => {
                     let promised = self.promised(partition);
                     let body = Message::Replica(replica::Message::Rejected { term, promised }, Vec::new());
-                    self.replication.outbox.entry(to).or_default().push(Envelope { partition, body });
+                    self.replication.outbox.entry(to).or_default().push(Envelope::new(partition, body));
                 }
                 DeclineAction::PromoteOther(partition, entry, change) => {
                     let proposal = Proposal { partition, expected: entry.expectation(), change };
@@ -400,7 +405,7 @@ impl Store {
                 Action::Sync => self.log_promise(partition, self.promised(partition)),
                 Action::Send(to, message) => {
                     let body = Message::Replica(message, Vec::new());
-                    self.replication.outbox.entry(to).or_default().push(Envelope { partition, body });
+                    self.replication.outbox.entry(to).or_default().push(Envelope::new(partition, body));
                     Ok(())
                 }
                 Action::Stream { to, after } => {
@@ -489,7 +494,7 @@ impl Store {
         }
         let state = &mut self.states[partition.0 as usize];
         state.creates += record.command.may_create() as u64;
-        state.pending.push_back(Pending { lsn, term, record, waiters });
+        state.pending.push_back(Pending { lsn, term, record, waiters, trace: None });
     }
 
     /// Indexes the requests of records that recovery found logged and not applied.

@@ -78,7 +78,7 @@ impl Store {
         let state = &self.states[partition.0 as usize];
         if let Some(term) = state.replica.serving_term().filter(|_| self.is_readable(partition)) {
             let body = Message::Position { term, lsn: state.applied, requested_ms };
-            self.replication.outbox.entry(from.ordinal).or_default().push(Envelope { partition, body });
+            self.replication.outbox.entry(from.ordinal).or_default().push(Envelope::new(partition, body));
         }
     }
 
@@ -161,7 +161,7 @@ impl Store {
         if !freshness.queried_ms.is_some_and(suffices) {
             freshness.queried_ms = Some(now_ms);
             let body = Message::PositionRequest { requested_ms: now_ms };
-            self.replication.outbox.entry(primary).or_default().push(Envelope { partition, body });
+            self.replication.outbox.entry(primary).or_default().push(Envelope::new(partition, body));
         }
         true
     }

@@ -148,7 +148,7 @@ impl Store {
             if let Some(chunk) = sending.chunks.pop_front() {
                 transfers.throttle.charge(chunk.bytes.len());
                 stats::add(&self.shared.transfer_sent_bytes, chunk.bytes.len() as u64);
-                let envelope = Envelope { partition, body: Message::State(chunk) };
+                let envelope = Envelope::new(partition, Message::State(chunk));
                 self.replication.outbox.entry(to).or_default().push(envelope);
             }
             if !sending.chunks.is_empty() {
@@ -321,7 +321,7 @@ impl Store {
 
     fn request_transfer_again(&mut self, partition: PartitionId, to: Ordinal, term: Term) {
         let body = Message::Replica(replica::Message::NotOpen { term }, Vec::new());
-        self.replication.outbox.entry(to).or_default().push(Envelope { partition, body });
+        self.replication.outbox.entry(to).or_default().push(Envelope::new(partition, body));
     }
 }
 

@@ -22,6 +22,7 @@ use crate::results::{ActivateError, CommittedWrite, WriteError};
 use crate::session_clock::SessionClock;
 use crate::stale_reads::StaleReads;
 use crate::stats::{self, Shared};
+use crate::traces::RecordTrace;
 use crate::wal::{self, Batch, Body, Entry, Position, Wal, Writer};
 use crate::{Clock, Disk, Error, Identity, Origin};
 use engram_cluster::Replica;
@@ -31,6 +32,7 @@ use engram_memory::{
 };
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Options of a store.
 #[derive(Debug, Clone)]
@@ -122,6 +124,8 @@ pub(crate) struct Pending {
     pub(crate) record: Record,
     /// Waiting callers; several if the request was repeated before it was applied.
     pub(crate) waiters: Vec<Waiter>,
+    /// Present if its trace is sampled.
+    pub(crate) trace: Option<Box<RecordTrace>>,
 }
 
 impl PartitionState {
@@ -430,7 +434,10 @@ impl Store {
             touched.insert(mark.partition());
             match mark {
                 // The last of several records stands for all.
-                Mark::Record(partition, lsn, term) => self.states[partition.0 as usize].written = (lsn, term),
+                Mark::Record(partition, lsn, term) => {
+                    self.states[partition.0 as usize].written = (lsn, term);
+                    self.trace_written(partition, lsn);
+                }
                 Mark::Promise(partition, term) => self.step(partition, Event::Promised(term)),
                 Mark::Other(_) => {}
             }
@@ -472,6 +479,7 @@ impl Store {
             self.update_gauges();
             return Ok(());
         }
+        let started = engram_trace::is_recording().then(SystemTime::now);
         let records: Vec<(PartitionId, &Record)> =
             committed.iter().map(|(partition, pending)| (*partition, &pending.record)).collect();
         let replies = match self.partitions.apply_refs(&records) {
@@ -489,6 +497,9 @@ impl Store {
         let durable = self.wal.durable(self.wal.written());
         for ((partition, pending), reply) in committed.into_iter().zip(replies) {
             self.finish_record(partition, &pending, &reply);
+            if let (Some(started), Some(trace)) = (started, &pending.trace) {
+                trace.applied(partition, pending.lsn, started);
+            }
             let Pending { lsn, term, waiters, .. } = pending;
             if !waiters.is_empty() {
                 // Mode async does not wait for the other replicas.

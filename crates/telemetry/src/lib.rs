@@ -3,7 +3,7 @@
 //! Traces are sent if the standard variables name an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`,
 //! `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`); otherwise nothing of it exists. Engram has no variables of its own for it.
 //! All OpenTelemetry code is in this crate, since its crates break in minor versions; other crates create spans with
-//! `tracing`.
+//! `engram-trace`, the operator also with `tracing`.
 //!
 //! - An invalid variable is a startup error; none is ignored.
 //! - An unavailable collector delays nothing: spans go into a bounded queue, a separate thread sends them, and spans
@@ -13,6 +13,7 @@
 
 mod export;
 mod lines;
+mod recorder;
 mod settings;
 
 use std::time::Duration;
@@ -20,7 +21,7 @@ use std::time::Duration;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator, SdkTracerProvider};
+use opentelemetry_sdk::trace::{BatchSpanProcessor, IdGenerator as _, RandomIdGenerator, SdkTracerProvider, SpanProcessor as _};
 use tracing::level_filters::LevelFilter;
 use tracing::{Dispatch, Level, Metadata};
 use tracing_subscriber::filter::FilterFn;
@@ -32,8 +33,9 @@ use tracing_subscriber::{EnvFilter, Layer as _};
 pub use lines::LogFormat;
 pub use settings::Invalid;
 
-use lines::TracedFormat;
-use settings::Traces;
+use lines::{TracedFormat, TracedText};
+use recorder::{SharedProcessor, SpanRecorder};
+use settings::{HeadSampling, Traces};
 
 /// Time limit for sending the last spans when a program ends.
 const FLUSH: Duration = Duration::from_secs(3);
@@ -45,6 +47,17 @@ pub struct Program {
     pub name: &'static str,
     /// Its `service.version`.
     pub version: &'static str,
+    /// Source of its spans.
+    pub spans: Spans,
+}
+
+/// Source of the spans of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spans {
+    /// `engram-trace` only: spans of traces that are not sampled cost nothing.
+    Sampled,
+    /// `engram-trace`, and the `tracing` spans of Engram's crates.
+    Tracing,
 }
 
 /// Settings of log lines.
@@ -77,21 +90,40 @@ pub enum Error {
 #[derive(Debug)]
 #[must_use = "the last spans are lost without it"]
 pub struct Telemetry {
-    provider: Option<SdkTracerProvider>,
+    export: Option<Export>,
+}
+
+/// An exporter with what feeds it.
+#[derive(Debug)]
+struct Export {
+    provider: SdkTracerProvider,
+    processor: SharedProcessor,
+    head: HeadSampling,
 }
 
 impl Telemetry {
+    fn of(traces: Option<&Traces>) -> Result<Self, Error> {
+        Ok(Self { export: traces.map(export_of).transpose()? })
+    }
+
     /// Whether traces are sent.
     pub const fn traces(&self) -> bool {
-        self.provider.is_some()
+        self.export.is_some()
+    }
+
+    /// Makes the `engram-trace` spans of this process part of what is sent.
+    fn record_spans(&self) -> Result<(), Error> {
+        let Some(export) = &self.export else { return Ok(()) };
+        let recorder = SpanRecorder::new(export.processor.clone(), export.head);
+        engram_trace::set_recorder(Box::new(recorder)).map_err(|_| Error::Twice)
     }
 }
 
 impl Drop for Telemetry {
     fn drop(&mut self) {
-        if let Some(provider) = self.provider.take() {
+        if let Some(export) = self.export.take() {
             // The exporter has logged errors.
-            let _ = provider.shutdown_with_timeout(FLUSH);
+            let _ = export.provider.shutdown_with_timeout(FLUSH);
         }
     }
 }
@@ -105,7 +137,26 @@ pub fn start(program: Program, log: Log<'_>) -> Result<Telemetry, Error> {
     let get = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     let (dispatch, telemetry) = build(program, log, get, std::io::stderr)?;
     tracing::dispatcher::set_global_default(dispatch).map_err(|_| Error::Twice)?;
+    telemetry.record_spans()?;
     Ok(telemetry)
+}
+
+/// Sends the `engram-trace` spans of this process, without log lines: for clients. `None` = no endpoint is set. As for [`start`], the
+/// runtime carries the connection.
+///
+/// # Errors If a variable is invalid, or spans are sent already.
+pub fn start_traces(name: &'static str, version: &'static str) -> Result<Option<Telemetry>, Error> {
+    let get = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let Some(traces) = settings::read((name, version), get)? else { return Ok(None) };
+    let telemetry = Telemetry::of(Some(&traces))?;
+    telemetry.record_spans()?;
+    Ok(Some(telemetry))
+}
+
+/// Returns the log filter of the variable `ENGRAM_LOG`; level info without a valid one.
+pub fn environment_filter() -> String {
+    let filter = std::env::var("ENGRAM_LOG").ok();
+    filter.filter(|filter| EnvFilter::try_new(filter).is_ok()).unwrap_or_else(|| "info".into())
 }
 
 /// Like [`start`], with variables from `get`, and another writer for log lines.
@@ -124,14 +175,15 @@ where
     // Reporting that stderr cannot be written to would write to stderr and panic.
     let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(writer).log_internal_errors(false);
     let lines = match log.format {
-        LogFormat::Text => lines.boxed(),
+        LogFormat::Text => lines.event_format(TracedText::new()).boxed(),
         LogFormat::Json => lines.fmt_fields(JsonFields::new()).event_format(TracedFormat::new()).boxed(),
     };
-    let provider = settings::read((program.name, program.version), get)?.map(|traces| provider(&traces)).transpose()?;
-    let traces = provider.as_ref().map(|provider| {
+    let telemetry = Telemetry::of(settings::read((program.name, program.version), get)?.as_ref())?;
+    let export = telemetry.export.as_ref().filter(|_| program.spans == Spans::Tracing);
+    let traces = export.map(|export| {
         // Source location and thread of a span do not help to understand a cluster.
         tracing_opentelemetry::layer()
-            .with_tracer(provider.tracer(program.name))
+            .with_tracer(export.provider.tracer(program.name))
             .with_location(false)
             .with_threads(false)
             .with_target(false)
@@ -139,7 +191,7 @@ where
             .with_filter(FilterFn::new(is_traced).with_max_level_hint(LevelFilter::DEBUG))
     });
     let subscriber = tracing_subscriber::registry().with(traces).with(lines.with_filter(filter));
-    Ok((Dispatch::new(subscriber), Telemetry { provider }))
+    Ok((Dispatch::new(subscriber), telemetry))
 }
 
 /// Selects our own spans, and events in them. An allow-list: the crates below the exporter create spans, too (`h2`,
@@ -151,16 +203,21 @@ fn is_traced(metadata: &Metadata<'_>) -> bool {
     is_ours && *metadata.level() <= least
 }
 
-fn provider(traces: &Traces) -> Result<SdkTracerProvider, Error> {
+fn export_of(traces: &Traces) -> Result<Export, Error> {
     let mut attributes = traces.resource.clone();
     // Outside a pod there is no unique name.
     let instance = || RandomIdGenerator::default().new_trace_id().to_string();
     attributes.entry("service.instance.id".into()).or_insert_with(instance);
     let attributes = attributes.into_iter().map(|(key, value)| KeyValue::new(key, value));
     let sdk = [KeyValue::new("telemetry.sdk.name", "opentelemetry"), KeyValue::new("telemetry.sdk.language", "rust")];
-    Ok(SdkTracerProvider::builder()
-        .with_resource(Resource::builder_empty().with_attributes(sdk).with_attributes(attributes).build())
+    let resource = Resource::builder_empty().with_attributes(sdk).with_attributes(attributes).build();
+    let mut processor = BatchSpanProcessor::builder(export::exporter(traces)?).build();
+    processor.set_resource(&resource);
+    let processor = SharedProcessor::new(processor);
+    let provider = SdkTracerProvider::builder()
+        .with_resource(resource)
         .with_sampler(traces.sampler.clone())
-        .with_batch_exporter(export::exporter(traces)?)
-        .build())
+        .with_span_processor(processor.clone())
+        .build();
+    Ok(Export { provider, processor, head: traces.head })
 }

@@ -31,8 +31,18 @@ pub(crate) struct Traces {
     pub(crate) endpoint: Uri,
     pub(crate) timeout: Duration,
     pub(crate) sampler: Sampler,
+    pub(crate) head: HeadSampling,
     pub(crate) trust: Trust,
     pub(crate) resource: BTreeMap<String, String>,
+}
+
+/// Sampling of traces that start in this process.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct HeadSampling {
+    /// Fraction of traces.
+    pub(crate) ratio: f64,
+    /// Whether the decision of a remote parent is followed.
+    pub(crate) follows_parent: bool,
 }
 
 /// TLS files.
@@ -71,10 +81,12 @@ pub(crate) fn read(program: (&str, &str), get: impl Fn(&str) -> Option<String>) 
             return Err(invalid(name, &value, "whole numbers from 1"));
         }
     }
+    let (sampler, head) = sampler(get)?;
     Ok(Some(Traces {
         endpoint: uri(&variable, &endpoint, read.insecure()?)?,
         timeout: read.timeout()?,
-        sampler: sampler(get)?,
+        sampler,
+        head,
         trust: read.trust()?,
         resource: resource(program, get)?,
     }))
@@ -150,25 +162,27 @@ fn uri(variable: &str, value: &str, insecure: bool) -> Result<Uri, Invalid> {
     parsed.ok_or_else(|| invalid(variable, shown, allowed))
 }
 
-fn sampler(get: impl Fn(&str) -> Option<String>) -> Result<Sampler, Invalid> {
+fn sampler(get: impl Fn(&str) -> Option<String>) -> Result<(Sampler, HeadSampling), Invalid> {
     const NAME: &str = "OTEL_TRACES_SAMPLER";
     const ARGUMENT: &str = "OTEL_TRACES_SAMPLER_ARG";
     let name = get(NAME).unwrap_or_else(|| "parentbased_always_on".into());
     let (kind, is_by_parent) = name.strip_prefix("parentbased_").map_or((name.as_str(), false), |kind| (kind, true));
-    let sampler = match kind {
-        "always_on" => Sampler::AlwaysOn,
-        "always_off" => Sampler::AlwaysOff,
+    let (sampler, ratio) = match kind {
+        "always_on" => (Sampler::AlwaysOn, 1.0),
+        "always_off" => (Sampler::AlwaysOff, 0.0),
         "traceidratio" => {
             let value = get(ARGUMENT).unwrap_or_else(|| "1".into());
             let ratio = value.parse::<f64>().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
-            Sampler::TraceIdRatioBased(ratio.ok_or_else(|| invalid(ARGUMENT, &value, "0 to 1"))?)
+            let ratio = ratio.ok_or_else(|| invalid(ARGUMENT, &value, "0 to 1"))?;
+            (Sampler::TraceIdRatioBased(ratio), ratio)
         }
         _ => {
             let allowed = "always_on, always_off, traceidratio, and each after parentbased_";
             return Err(invalid(NAME, &name, allowed));
         }
     };
-    Ok(if is_by_parent { Sampler::ParentBased(Box::new(sampler)) } else { sampler })
+    let sampler = if is_by_parent { Sampler::ParentBased(Box::new(sampler)) } else { sampler };
+    Ok((sampler, HeadSampling { ratio, follows_parent: is_by_parent }))
 }
 
 /// Returns the resource attributes: detected ones, overridden by `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME`.

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use engram_telemetry::{Log, LogFormat, Program, Telemetry, build};
+use engram_telemetry::{Log, LogFormat, Program, Spans, Telemetry, build};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
@@ -21,7 +21,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 use tracing::Dispatch;
 
-const PROGRAM: Program = Program { name: "engram-operator", version: "1.2.3" };
+const PROGRAM: Program = Program { name: "engram-operator", version: "1.2.3", spans: Spans::Tracing };
 
 /// Much more than the time limit of the last spans, and less than sending all of them would take.
 const DEADLINE: Duration = Duration::from_secs(20);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 tokio::task_local! {
     static CURRENT: Context;
@@ -26,6 +27,12 @@ impl Context {
     /// Creates a new trace, which is not sampled.
     pub fn new() -> Self {
         Self { trace: rand::random::<u128>() | 1, span: rand::random::<u64>() | 1, flags: 0 }
+    }
+
+    /// Returns the context on which all processes agree for a subject: both ids are hashes of its name.
+    pub fn of(kind: &str, subject: &[u8]) -> Self {
+        let name = [kind.as_bytes(), &[0], subject].concat();
+        Self { trace: xxh3_128(&name) | 1, span: xxh3_64(&name) | 1, flags: 0 }
     }
 
     /// Returns another span of the same trace.

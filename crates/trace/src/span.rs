@@ -186,17 +186,19 @@ impl Span {
         }
     }
 
-    /// Relates it to a span of another trace.
-    pub fn link(&mut self, other: Option<Context>) {
-        if let (Some(span), Some(other)) = (&mut self.0, other) {
-            span.links.push(other);
+    /// Relates it to the span of a subject ([`Context::of`]), if its trace is sampled.
+    pub fn link_agreed(&mut self, other: Context) {
+        if let Some(span) = &mut self.0
+            && recorder().is_some_and(|recorder| recorder.samples(other.trace))
+        {
+            span.links.push(other.sampled());
         }
     }
 
     /// Marks it as failed.
-    pub fn fail(&mut self, error: impl ToString) {
+    pub fn fail(&mut self, error: &str) {
         if let Some(span) = &mut self.0 {
-            span.error = Some(error.to_string());
+            span.error = Some(error.to_owned());
         }
     }
 
@@ -219,8 +221,9 @@ impl Drop for Span {
 
 /// Runs `work` as part of a span: its calls and spans are children. Without a span it runs in the context of the caller.
 pub async fn in_span<F: Future>(span: &Span, work: F) -> F::Output {
+    let mut work = std::pin::pin!(work);
     match span.context() {
-        Some(context) => within(context, work).await,
+        Some(context) => within(context, work.as_mut()).await,
         None => work.await,
     }
 }

@@ -9,7 +9,7 @@ pub use write::{PartitionWrite, WriteBody, WriteRequest};
 
 use engram_cluster::rebuild::{MapStateReport, ReplicaState};
 use engram_cluster::{Change, Entry, PartitionMap};
-use engram_memory::{ClusterId, Incarnation, Lsn, Member, Ordinal, StoreId, Term};
+use engram_memory::{ClusterId, Incarnation, Lsn, Member, Ordinal, RunId, StoreId, Term};
 use engram_proto::v1;
 
 /// A malformed field of a message.
@@ -210,3 +210,21 @@ pub fn map_state_from_proto(report: &v1::ReportMapStateRequest) -> Result<MapSta
         replicas: report.replicas.iter().map(replica).collect::<Result<_, _>>()?,
     })
 }
+
+/// Returns the trace of the failover from a process, on which workers and coordinators agree.
+pub fn failover_trace(cluster: ClusterId, dead: &Member) -> engram_trace::Context {
+    let subject = [&cluster.0.to_be_bytes()[..], &dead.store.0.to_be_bytes(), &dead.incarnation.0.to_be_bytes()].concat();
+    engram_trace::Context::of("failover", &subject)
+}
+
+/// Returns the trace of a run, on which all workers agree.
+pub fn run_trace(run: RunId) -> engram_trace::Context {
+    engram_trace::Context::of("run", &run.0.to_be_bytes())
+}
+
+/// Returns the trace of a step of a training, on which the members of its group agree.
+pub fn step_trace(run: RunId, submitted_ms: u64, step: u64) -> engram_trace::Context {
+    let subject = [&run.0.to_be_bytes()[..], &submitted_ms.to_be_bytes(), &step.to_be_bytes()].concat();
+    engram_trace::Context::of("training step", &subject)
+}
+

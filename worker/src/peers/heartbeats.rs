@@ -10,6 +10,7 @@
 use super::link::{HELLO_DEADLINE, connect};
 use super::peer_detector::{NO_COORDINATOR_MS, PeerDetector, Verdict};
 use super::{each_partner, proposals};
+use crate::failovers::Failovers;
 use crate::shared::Shared;
 use engram_cluster::{Change, Entry};
 use engram_mapstore::with_causes;
@@ -314,6 +315,7 @@ impl Shared {
             match verdict {
                 Verdict::Suspected(ordinal) => {
                     tracing::warn!(worker = ordinal.0, "partner suspected dead");
+                    Failovers::begin(self, ordinal);
                     self.engine.suspected(ordinal);
                 }
                 Verdict::Trusted(ordinal) => {
@@ -322,6 +324,7 @@ impl Shared {
                 }
                 Verdict::Dead(member) => {
                     tracing::info!(%member, "process death proven");
+                    Failovers::begin(self, member.ordinal);
                     self.engine.proven_dead(member);
                 }
             }

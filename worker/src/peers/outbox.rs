@@ -152,7 +152,7 @@ mod tests {
         let runs = vec![(Lsn(lsn), Term(1))];
         let append = replica::Message::Append { term: Term(1), after: Lsn(lsn - 1), runs, commit: Lsn(0) };
         let records = vec![Bytes::from(vec![7; bytes])];
-        Envelope { partition: PartitionId(0), body: Message::Replica(append, records) }
+        Envelope::new(PartitionId(0), Message::Replica(append, records))
     }
 
     #[test]

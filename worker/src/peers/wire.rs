@@ -63,7 +63,8 @@ pub(super) fn encode(envelope: Envelope) -> v1::PeerMessage {
             data: piece.bytes,
         }),
     };
-    v1::PeerMessage { partition: envelope.partition.0, message: Some(message) }
+    let trace = envelope.trace.map_or_else(Default::default, |context| context.to_bytes().to_vec().into());
+    v1::PeerMessage { partition: envelope.partition.0, message: Some(message), trace }
 }
 
 fn encode_replica(message: replica::Message, records: Vec<bytes::Bytes>) -> peer_message::Message {
@@ -107,6 +108,8 @@ fn encode_replica(message: replica::Message, records: Vec<bytes::Bytes>) -> peer
 pub(super) fn decode(message: v1::PeerMessage, partitions: u32) -> Result<Envelope, MalformedPeerMessage> {
     let partition = message.partition;
     check(partition < partitions, "partition", &partition, || format!("0 to {}", partitions - 1))?;
+    // A malformed one is of no consequence.
+    let trace = engram_trace::Context::from_bytes(&message.trace);
     let message = message.message.ok_or_else(|| MalformedPeerMessage {
         field: "message",
         value: "none".into(),
@@ -145,7 +148,7 @@ pub(super) fn decode(message: v1::PeerMessage, partitions: u32) -> Result<Envelo
             Message::Digest { term: Term(message.term), lsn: Lsn(message.lsn), digest }
         }
     };
-    Ok(Envelope { partition: PartitionId(partition), body })
+    Ok(Envelope { partition: PartitionId(partition), body, trace })
 }
 
 fn decode_runs(lsns: &[u64], terms: &[u64]) -> Result<Vec<(Lsn, Term)>, MalformedPeerMessage> {
@@ -284,7 +287,10 @@ mod tests {
         ]
         .into_iter()
         .zip(0..)
-        .map(|(body, at)| Envelope { partition: PartitionId(at % PARTITIONS), body })
+        .map(|(body, at)| {
+            let trace = (at == 3).then(|| engram_trace::Context { trace: 5, span: 6, flags: 1 });
+            Envelope { partition: PartitionId(at % PARTITIONS), body, trace }
+        })
         .collect()
     }
 

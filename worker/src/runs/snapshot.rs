@@ -14,6 +14,7 @@ use engram_memory::RunId;
 use engram_objects::{Credentials, Keys, Options};
 use engram_proto::v1;
 use engram_snapshot::{Entry, Location, Manifest, SourceCluster};
+use engram_trace::{Span, in_span};
 use futures::StreamExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -67,7 +68,14 @@ impl Driver {
     /// Drives the run to its end, however long the cluster takes. If dropped at any await, another driver can continue.
     pub(super) async fn run(mut self) {
         let started = (Instant::now(), self.state.elapsed_ms);
-        let result = self.drive().await;
+        let mut span = Span::root("snapshot");
+        span.set("engram.run.name", self.state.name.clone());
+        span.link_agreed(engram_wire::run_trace(self.state.identity(self.run)));
+        let result = in_span(&span, self.drive()).await;
+        if let Err(Interruption::Failed { message, .. }) = &result {
+            span.fail(message);
+        }
+        drop(span);
         self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
         let (phase, code, message) = match result {
             Ok(()) => (Phase::Succeeded, String::new(), String::new()),

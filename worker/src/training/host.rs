@@ -1,10 +1,12 @@
 //! The member of a group on this worker: runs its state machine, passes its decisions to the engine, and talks to the driver of the run.
 
-use super::engine::{Engine, EngineEvent, Generation, Start, Work};
+use super::connections::{Connector, Generation, Peer};
+use super::engine::{Engine, Start};
 use super::files::CheckpointFolder;
 use super::serve::Served;
 use super::transfer;
 use super::wire;
+use super::work::{EngineEvent, Work};
 use crate::shared::Shared;
 use engram_collective::group::{Member, MemberAction, MemberEvent, MemberId, Notice, Prepared, Stage, Timing};
 use engram_memory::RunId;
@@ -86,14 +88,19 @@ pub(super) async fn start(shared: &Arc<Shared>, settings: Settings) -> anyhow::R
         id: rand::random(),
         ordinal: shared.ordinal().0,
         reduce_address: reduce_address(shared, &listener)?,
+        state_address: String::new(),
     };
     let (ending, is_ending) = watch::channel(false);
     let start = Start {
         shared: Arc::clone(shared),
         job,
+        key,
         ending: is_ending,
-        listener,
-        limit: Duration::from_millis(timing.progress_ms()),
+        connector: Connector {
+            listener,
+            keys: shared.keys.clone(),
+            limit: Duration::from_millis(timing.progress_ms()),
+        },
         events: events_sender,
         folder: CheckpointFolder::new(&shared.options.state_dir, key.0, key.1, run.checkpoint.keep),
         checkpoint_every: run.checkpoint.every,
@@ -248,8 +255,12 @@ impl Host {
             let is_known = self.generation.as_ref().is_some_and(|known| known.number >= record.generation);
             if let Some(rank) = record.members.iter().position(|it| *it == self.id).filter(|_| !is_known) {
                 self.cancel();
-                let address = |id: &MemberId| self.addresses.get(id).map(|it| it.reduce_address.clone());
-                let members = record.members.iter().map(|id| (*id, address(id).unwrap_or_default())).collect();
+                let members = record.members.iter().map(|id| {
+                    let v1::GroupMember { ordinal, reduce_address, .. } =
+                        self.addresses.get(id).cloned().unwrap_or_default();
+                    Peer { id: *id, ordinal, address: reduce_address }
+                });
+                let members = members.collect();
                 let cancel = Arc::default();
                 self.generation = Some(Generation { number: record.generation, members, rank, cancel });
             }
@@ -303,8 +314,8 @@ impl Host {
         while let Some(action) = actions.pop_front() {
             let is_running = match action {
                 MemberAction::Compute { step } => {
-                    let part = self.generation.as_ref().map_or((0, 1), |it| (it.rank, it.members.len()));
-                    self.work(Work::Compute { step, rank: part.0, members: part.1 })
+                    let part = self.generation.as_ref().map_or((0, 0, 1), |it| (it.number, it.rank, it.members.len()));
+                    self.work(Work::Compute { step, generation: part.0, rank: part.1, members: part.2 })
                 }
                 MemberAction::Reduce { generation, step, .. } => match &self.generation {
                     Some(known) if known.number == generation => {

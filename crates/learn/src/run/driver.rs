@@ -12,6 +12,7 @@ use crate::report::{EpochName, EpochRow, RankHistory, RankNote};
 use crate::source::{self, Content, Epoch, Limits, Population, Source, SourceError, SourceOptions, StopFlag};
 use crate::statistics::Separation;
 use engram_memory::{GroupQuality, LearningEpoch, MemoryId, QualityVector, RunId};
+use engram_trace::{Span, in_span};
 use hashbrown::HashSet;
 use std::future::Future;
 use std::time::{Duration, Instant, SystemTime};
@@ -188,12 +189,13 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
                 self.record().await?;
                 return Err(stop);
             }
-            let hits = self.predict(&mut prediction, &epoch).await?;
-            self.state.sent = Some(fingerprint.clone());
-            self.record().await?;
-            let outcome = self.learn(&epoch, &sent_keys).await?;
-            sent_keys.record(&epoch.content);
-            let (row, note) = self.close(&epoch, outcome, hits).await?;
+            let mut span = Span::root("epoch");
+            span.set("engram.run.name", self.state.name.clone());
+            span.set("engram.run.epoch", epoch.number + 1);
+            span.link_agreed(self.run_trace());
+            let learned = in_span(&span, self.learn_epoch(&mut prediction, &epoch, &fingerprint, &mut sent_keys)).await;
+            drop(span);
+            let (row, note) = learned?;
             self.pending_row = Some(Row { row, note, fingerprint: Some(fingerprint) });
         }
         self.accept_input();
@@ -201,6 +203,27 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
         self.state.end(Phase::Succeeded, "", String::new(), SystemTime::now());
         self.keep_metrics();
         self.record().await
+    }
+
+    /// Predicts, records and learns an epoch.
+    async fn learn_epoch(
+        &mut self,
+        prediction: &mut Prediction,
+        epoch: &Epoch,
+        fingerprint: &str,
+        sent_keys: &mut SentKeys,
+    ) -> Result<(EpochRow, Option<RankNote>), Interruption> {
+        let hits = in_span(&Span::child("predict"), self.predict(prediction, epoch)).await?;
+        self.state.sent = Some(fingerprint.to_owned());
+        in_span(&Span::child("record"), self.record()).await?;
+        let outcome = self.learn(epoch, sent_keys).await?;
+        sent_keys.record(&epoch.content);
+        self.close(epoch, outcome, hits).await
+    }
+
+    /// Returns the trace of the run.
+    fn run_trace(&self) -> engram_trace::Context {
+        engram_trace::Context::of("run", &self.identity.0.to_be_bytes())
     }
 
     async fn wait_for_turn(&mut self) -> Result<(), Interruption> {
