@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod buffers;
 mod cluster;
 mod code;
 pub mod crd;
@@ -50,6 +51,9 @@ pub mod status;
 mod unsupported;
 
 pub use access::{AccessDenied, AccessList, RequiredRight};
+pub use buffers::{
+    DeclaredBuffer, DeclaredField, DeclaredLimiter, DeclaredRemover, DeclaredSampler, ElementType, SamplerKind,
+};
 pub use cluster::{
     Bootstrap, Capacity, CapacityPolicy, Durability, DurabilityMode, FeatureType, Features, Gpu, GpuMode,
     GpuPartitioner, Law, LearnerCluster, LearnerClusterSpec, Learning, Maintenance, SMALLEST_SETTING, SoloPolicy,
@@ -64,18 +68,19 @@ pub use printable::{printable, printable_line};
 pub use problem::{Location, Problem, Problems};
 pub use quantity::{Duration, Rate, Size};
 pub use run::{
-    BetaSchedule, BufferSampler, BufferSource, CHECKPOINT_STEPS, Clock, ClusterRef, Columns, ConfigMapKey,
-    CorrelationPenalty, DETECT_AFTER, DataFile, Decode, DecodeSource, DependencyCondition, DependencyState, EPOCH_SPAN,
-    EVENT_QUALITY, EventFormat, EventSeparator, Events, Example, ExampleName, FeatureSubsets, FederatedClients,
-    FederatedInit, FederatedLayer, FederatedModel, FederatedPrivacy, FederatedRun, FederatedStrategy,
-    FederatedStrategyKind, FisherForm, FisherRun, GeodesicRun, Git, Graph, GraphSemiring, Identity, InitScheme,
-    Inversion, LayerActivation, LearnerRun, LearnerRunSpec, LossFunction, MAX_DATA_BYTES, MarkovModel, MarkovSynthetic,
-    MemoryRun, OnMissing, OptimizerKind, PRIORITY_ALPHA, PRIORITY_BETA, RateSchedule, Readiness, ReplayCheckpoint,
-    ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer, ReplayRun,
-    ReplaySource, Report, ResidualLayer, RunDependency, RunKind, SERVE_STEPS, SKIP, SYNTHETIC_EPOCHS, SampleExample,
-    SampleExampleName, SampleFile, Samples, SecureAggregation, Signal, Source, SpectraName, SpectraSource,
-    SpectraTraining, SumOrder, Synthetic, SyntheticSpectra, TOP_K, TrainingPrecision, TropicalClassify, TropicalRun,
-    Until, find_cycle, readiness, retry_delay_seconds,
+    BetaSchedule, BufferSampler, BufferSource, CHECKPOINT_STEPS, Clock, ClusterRef, Columns, CompressionKind,
+    ConfigMapKey, CorrelationPenalty, DETECT_AFTER, DataFile, Decode, DecodeSource, DependencyCondition,
+    DependencyState, EPOCH_SPAN, EVENT_QUALITY, EventFormat, EventSeparator, Events, Example, ExampleName,
+    FeatureSubsets, FederatedClients, FederatedInit, FederatedLayer, FederatedModel, FederatedPrivacy, FederatedRun,
+    FederatedStrategy, FederatedStrategyKind, FisherForm, FisherRun, GeodesicRun, Git, Graph, GraphSemiring, Identity,
+    InitScheme, Inversion, LayerActivation, LearnerRun, LearnerRunSpec, LossFunction, MAX_DATA_BYTES, MarkovModel,
+    MarkovSynthetic, MemoryRun, OnMissing, OptimizerKind, PRIORITY_ALPHA, PRIORITY_BETA, RateSchedule, Readiness,
+    ReplayBalance, ReplayCheckpoint, ReplayCompression, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm,
+    ReplayLoss, ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource, ReplaySync, ReplayTable, Report, ResidualLayer,
+    RunDependency, RunKind, SERVE_STEPS, SKIP, SYNTHETIC_EPOCHS, SampleExample, SampleExampleName, SampleFile, Samples,
+    SecureAggregation, Signal, Source, SpectraName, SpectraSource, SpectraTraining, SumOrder, Synthetic,
+    SyntheticSpectra, TOP_K, TrainingPrecision, TropicalClassify, TropicalRun, Until, find_cycle, readiness,
+    retry_delay_seconds,
 };
 pub use schema::{operator_schema, schema};
 pub use snapshot::SnapshotLocation;

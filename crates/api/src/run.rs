@@ -26,9 +26,10 @@ pub use federated::{
 pub use fisher::{FisherForm, FisherRun};
 pub use geodesic::{GeodesicRun, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
 pub use replay::{
-    CHECKPOINT_STEPS, CorrelationPenalty, DETECT_AFTER, FeatureSubsets, InitScheme, LayerActivation, LossFunction,
-    OptimizerKind, RateSchedule, ReplayCheckpoint, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss,
-    ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource, ResidualLayer, SERVE_STEPS, SumOrder, TrainingPrecision,
+    CHECKPOINT_STEPS, CompressionKind, CorrelationPenalty, DETECT_AFTER, FeatureSubsets, InitScheme, LayerActivation,
+    LossFunction, OptimizerKind, RateSchedule, ReplayBalance, ReplayCheckpoint, ReplayCompression, ReplayInit,
+    ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource,
+    ReplaySync, ReplayTable, ResidualLayer, SERVE_STEPS, SumOrder, TrainingPrecision,
 };
 pub use samples::{SampleExample, SampleExampleName, SampleFile, Samples};
 pub use tropical::{

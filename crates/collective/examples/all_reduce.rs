@@ -46,7 +46,7 @@ fn run(
     streams: usize,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let options = TcpOptions { streams, connect: Duration::from_secs(10), ..TcpOptions::default() };
-    let mut transport = Tcp::connect(rank, 1, addresses, listener, options)?;
+    let mut transport = Tcp::connect(rank, 1, addresses, listener, None, options)?;
     let cancel = AtomicBool::new(false);
     let mut give_up = |_: usize| false;
     let mut executor = Executor::new();

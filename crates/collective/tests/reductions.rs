@@ -26,7 +26,7 @@ fn listeners(ranks: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
 
 fn connect(rank: usize, addresses: &[SocketAddr], listener: &TcpListener, streams: usize) -> Tcp {
     let options = TcpOptions { streams, connect: PATIENT, ..TcpOptions::default() };
-    Tcp::connect(rank, 1, addresses, listener, options).unwrap()
+    Tcp::connect(rank, 1, addresses, listener, None, options).unwrap()
 }
 
 /// Runs `work` on each rank in a thread, over TCP with two connections per peer.
@@ -264,7 +264,8 @@ fn cancelled_reduction_returns_at_once_and_is_repeated_by_the_survivors_from_kep
                     assert!(matches!(result, Err(Error::Cancelled | Error::Closed { .. })), "{result:?}");
                     drop(transport);
                     let options = TcpOptions { connect: PATIENT, ..TcpOptions::default() };
-                    let mut transport = Tcp::connect(rank, 2, &addresses[..2], &listeners[rank], options).unwrap();
+                    let mut transport =
+                        Tcp::connect(rank, 2, &addresses[..2], &listeners[rank], None, options).unwrap();
                     let reduction = Reduction { generation: 2, ..FIRST };
                     reduce(&mut transport, Algorithm::Direct, reduction, &input).unwrap()
                 })
@@ -300,7 +301,7 @@ fn flipped_bit_is_found_before_it_is_added() {
     socket.write_all(&header).unwrap();
     socket.write_all(&payload).unwrap();
     let options = TcpOptions { checksum_local: true, connect: PATIENT, ..TcpOptions::default() };
-    let mut transport = Tcp::connect(0, 1, &addresses, &listeners[0], options).unwrap();
+    let mut transport = Tcp::connect(0, 1, &addresses, &listeners[0], None, options).unwrap();
     let mut found = vec![0; 40];
     let result = wait(PATIENT, |wait| transport.receive(tag, &mut found, wait));
     assert!(matches!(result, Err(Error::Message { rank: 1, source: message::Error::Checksum(_) })), "{result:?}");

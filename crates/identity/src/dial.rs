@@ -62,7 +62,7 @@ pub async fn connect_anonymously_over<S: AsyncRead + AsyncWrite + Unpin>(
 /// verified: the certificate has another kind of name.
 const SUFFIX: &str = ".engram";
 
-fn server_name(cluster: ClusterId) -> ServerName<'static> {
+pub(crate) fn server_name(cluster: ClusterId) -> ServerName<'static> {
     ServerName::try_from(format!("{cluster}{SUFFIX}")).expect("digits and a suffix are a valid host name")
 }
 

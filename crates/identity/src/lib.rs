@@ -9,7 +9,8 @@
 //! - [`Keys`] are a process's own certificate and trusted roots, reloaded while it runs: new files are taken if all of
 //!   them are valid, otherwise the old pair stays in use and the failure is counted.
 //! - [`accept`] and [`connect`] put TLS 1.3 on connections, each with the current keys, both sides with certificates.
-//!   Sessions are not resumed: that would extend an old certificate past its end.
+//!   Sessions are not resumed: that would extend an old certificate past its end. [`TlsSocket`] is the same for threads
+//!   without a runtime.
 //! - [`Tokens`] authenticates calls with a ServiceAccount token, where a listener accepts those.
 //!
 //! Invariant: on a listener that requires certificates no application byte is read from a connection without a verified
@@ -25,6 +26,7 @@ mod name;
 mod provided_certificate;
 mod refusal;
 mod request;
+mod socket;
 pub mod token;
 mod validity;
 mod verify;
@@ -39,6 +41,7 @@ pub use name::{ExpectedPeer, MalformedName, Name, Role, UnexpectedPeer};
 pub use provided_certificate::{ProvidedCertificate, bundle, split_pem};
 pub use refusal::{Reason, Refusals};
 pub use request::{CertificateRequest, SigningRequest, create_request};
+pub use socket::TlsSocket;
 pub use token::{Account, IssuerFiles, Tokens};
 pub use watched_files::WatchedFiles;
 

@@ -223,12 +223,7 @@ pub struct SettingError {
 impl SettingError {
     /// Error unless `valid`.
     #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers and fresh strings")]
-    pub(crate) fn unless(
-        valid: bool,
-        field: &'static str,
-        value: impl ToString,
-        allowed: &'static str,
-    ) -> Result<(), Self> {
+    pub fn unless(valid: bool, field: &'static str, value: impl ToString, allowed: &'static str) -> Result<(), Self> {
         if valid { Ok(()) } else { Err(Self { field, value: value.to_string(), allowed }) }
     }
 }

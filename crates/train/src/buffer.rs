@@ -29,6 +29,10 @@ pub struct BufferPlan {
     pub updates_priorities: bool,
     /// Items that the buffer must have before the first step.
     pub min_size: u64,
+    /// Buffer of items to measure the result on.
+    pub held_out: Option<String>,
+    /// Steps that are drawn ahead.
+    pub prefetch: u64,
     /// Fields of the buffer: input and target.
     pub fields: [String; 2],
     /// Names that the model uses for them.
@@ -71,6 +75,10 @@ impl BufferPlan {
             let allowed = format!("at most {MAX_BATCH} with source.buffer");
             return Err(field("spec.replay.batch", run.batch, allowed));
         }
+        if source.held_out.as_ref() == Some(&source.name) {
+            let allowed = "a buffer other than that of the run";
+            return Err(field("spec.replay.source.buffer.heldOut", &source.name, allowed));
+        }
         let input = &run.model.inputs[0];
         let names = [input.field.clone(), run.model.loss.target.clone()];
         if let Some(name) = source.fields.keys().find(|name| !names.contains(name)) {
@@ -84,6 +92,8 @@ impl BufferPlan {
             prioritized: exponents(source, run.steps)?,
             updates_priorities: source.update_priorities.unwrap_or(is_prioritized),
             min_size: source.min_size.unwrap_or(run.batch),
+            held_out: source.held_out.clone(),
+            prefetch: source.prefetch.unwrap_or(1),
             fields: names.clone().map(|name| source.fields.get(&name).cloned().unwrap_or(name)),
             names,
             inputs: input.dim as usize,

@@ -20,6 +20,9 @@ const FORMAT: u32 = 1;
 const CHUNK_BYTES: usize = 4 << 20;
 const MODEL_FILE: &str = "model.safetensors";
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// What compression lost on the member that wrote the checkpoint; only with compression.
+const FEEDBACK_FILE: &str = "feedback.safetensors";
+const FEEDBACK: &str = "lost";
 
 /// A checkpoint: the manifest and the files it describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,10 +168,13 @@ impl Trainer {
         world: u32,
         cursors: BTreeMap<String, u64>,
     ) -> Result<Checkpoint, CheckpointError> {
-        let files = BTreeMap::from([
+        let mut files = BTreeMap::from([
             (MODEL_FILE.to_owned(), self.model.to_safetensors()?),
-            (OPTIMIZER_FILE.to_owned(), self.optimizer_file()?),
+            (OPTIMIZER_FILE.to_owned(), tensors_file(&self.optimizer.state())?),
         ]);
+        if !self.feedback.is_empty() {
+            files.insert(FEEDBACK_FILE.to_owned(), tensors_file(&[(FEEDBACK, &self.feedback)])?);
+        }
         let mut tensors = Vec::new();
         for (file, bytes) in &files {
             let (header, metadata) = SafeTensors::read_metadata(bytes)?;
@@ -197,20 +203,6 @@ impl Trainer {
             files: files.iter().map(|(name, bytes)| FileEntry::of(name, bytes)).collect(),
         };
         Ok(Checkpoint { manifest: serde_json::to_vec_pretty(&manifest)?, files })
-    }
-
-    fn optimizer_file(&self) -> Result<Vec<u8>, CheckpointError> {
-        let state: Vec<(&str, Vec<u8>)> = self
-            .optimizer
-            .state()
-            .into_iter()
-            .map(|(name, values)| (name, values.iter().flat_map(|v| v.to_le_bytes()).collect()))
-            .collect();
-        let mut tensors = Vec::new();
-        for (name, bytes) in &state {
-            tensors.push((*name, TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes)?));
-        }
-        Ok(safetensors::serialize(tensors, None)?)
     }
 
     /// A trainer that continues where the checkpoint was taken, and the positions of the data.
@@ -247,8 +239,37 @@ impl Trainer {
         trainer.optimizer.restore(manifest.optimizer_steps, &state)?;
         trainer.scaler.restore(manifest.scaler);
         trainer.counters = manifest.counters;
+        trainer.restore_feedback(checkpoint)?;
         Ok((trainer, manifest.cursors))
     }
+
+    /// Takes over what compression lost, if both the specification and the checkpoint have it.
+    fn restore_feedback(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        let Some(bytes) = checkpoint.files.get(FEEDBACK_FILE) else { return Ok(()) };
+        let file = SafeTensors::deserialize(bytes)?;
+        let lost: Vec<f32> =
+            file.tensor(FEEDBACK)?.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        if lost.len() == self.feedback.len() {
+            self.feedback = lost;
+        }
+        Ok(())
+    }
+
+    /// Forgets what compression lost: of a state that another member wrote, which makes up for its own losses.
+    pub fn forget_feedback(&mut self) {
+        self.feedback.fill(0.0);
+    }
+}
+
+/// A safetensors file of vectors.
+fn tensors_file(vectors: &[(&str, &[f32])]) -> Result<Vec<u8>, CheckpointError> {
+    let state: Vec<(&str, Vec<u8>)> =
+        vectors.iter().map(|(name, values)| (*name, values.iter().flat_map(|v| v.to_le_bytes()).collect())).collect();
+    let mut tensors = Vec::new();
+    for (name, bytes) in &state {
+        tensors.push((*name, TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes)?));
+    }
+    Ok(safetensors::serialize(tensors, None)?)
 }
 
 /// Refuses a checkpoint of another model, with the first difference.

@@ -1,4 +1,4 @@
-//! Labeled samples in memory, the generator of the reference data, and the deterministic order of samples.
+//! Labeled samples in memory, tables, the generator of the reference data, and the deterministic order of samples.
 
 use engram_neural::philox;
 
@@ -9,8 +9,8 @@ const ROUNDS: u32 = 4;
 /// One of this many samples is held out.
 const HELD_OUT: usize = 10;
 
-/// Samples with sparse 0/1 inputs and one target each.
-#[derive(Debug, Clone, PartialEq)]
+/// Samples with sparse 0/1 inputs, or numbers, and one target each.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Dataset {
     /// Number of features.
     pub features: usize,
@@ -18,8 +18,12 @@ pub struct Dataset {
     pub offsets: Vec<u32>,
     /// See `offsets`.
     pub indices: Vec<u32>,
-    /// One target per sample.
+    /// Numbers of sample i: `values[i * features..(i + 1) * features]`; empty where inputs are sparse.
+    pub values: Vec<f32>,
+    /// One target per sample; a class where there are classes.
     pub targets: Vec<f32>,
+    /// Number of classes; 0 where targets are numbers.
+    pub classes: usize,
 }
 
 /// Settings of [`Dataset::subsets`].
@@ -48,7 +52,7 @@ impl Dataset {
     /// is known as far as both factors are. Noise features cost a small share each, as overfitting does.
     pub fn subsets(settings: &Subsets) -> Self {
         let generator = Generator::new(settings);
-        let mut data = Self { features: settings.features, offsets: vec![0], indices: Vec::new(), targets: Vec::new() };
+        let mut data = Self { features: settings.features, offsets: vec![0], ..Self::default() };
         for sample in 0..settings.samples {
             let subset = generator.subset(sample as u32);
             data.targets.push(generator.score(sample as u32, &subset));
@@ -71,6 +75,20 @@ impl Dataset {
     /// Number of samples to train on: the first ones; the rest is held out.
     pub fn training_len(&self) -> usize {
         self.len() - self.len() / HELD_OUT
+    }
+
+    /// Numbers of a sample.
+    pub fn row(&self, sample: usize) -> &[f32] {
+        &self.values[sample * self.features..(sample + 1) * self.features]
+    }
+
+    /// Inputs of a sample that are not 0, with their values.
+    pub(crate) fn nonzero(&self, sample: usize) -> Vec<(usize, f64)> {
+        if self.values.is_empty() {
+            return self.subset(sample).iter().map(|feature| (*feature as usize, 1.0)).collect();
+        }
+        let row = self.row(sample).iter().enumerate();
+        row.filter(|(_, value)| **value != 0.0).map(|(feature, value)| (feature, f64::from(*value))).collect()
     }
 
     /// Features of a sample.

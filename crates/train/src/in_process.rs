@@ -3,14 +3,13 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use engram_neural::tree::TreeError;
 use engram_neural::{GradientSum, Moments};
 use thiserror::Error;
 
-use crate::reduce::{LocalGradient, Reduce, sum_gradients, sum_moments};
+use crate::reduce::{LocalGradient, Reduce, SumError, sum_gradients, sum_moments};
 
 /// Why an in-process reduction failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Error)]
 pub enum InProcessError {
     /// Not all members took part within the deadline.
     #[error("rank {rank}: reduction timed out, {arrived} of {members} members arrived")]
@@ -25,9 +24,9 @@ pub enum InProcessError {
     /// A member sent moments where another sent a gradient.
     #[error("members call different reductions")]
     Mismatch,
-    /// Subtrees do not cover the leaves.
-    #[error("failed to add subtrees")]
-    Tree(#[from] TreeError),
+    /// The sums of the members do not fit together.
+    #[error("failed to add sums")]
+    Sum(#[from] SumError),
 }
 
 #[derive(Debug)]

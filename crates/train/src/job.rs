@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 use engram_api::{
-    FeatureSubsets, InitScheme, LayerActivation, LossFunction, OptimizerKind, RateSchedule, ReplayLayer, ReplayModel,
-    ReplayRun, ReplaySource, ResidualLayer, SumOrder, TrainingPrecision,
+    CompressionKind, FeatureSubsets, InitScheme, LayerActivation, LossFunction, OptimizerKind, RateSchedule,
+    ReplayLayer, ReplayModel, ReplayRun, ReplaySource, ReplaySync, ResidualLayer, SumOrder, TrainingPrecision,
 };
 use engram_neural::{
     Activation, CorrelationSpec, CosineSpec, Initializer, LayerNormSpec, LayerSpec, LeafSplit, LossKind, LossSpec,
@@ -14,8 +15,10 @@ use engram_neural::{
 use thiserror::Error;
 
 use crate::buffer::BufferPlan;
+use crate::compression::{GradientCompression, GradientEncoding};
 use crate::dataset::{Dataset, Subsets, sample_at};
-pub use crate::rows::{Evaluation, Rows, evaluate, predict};
+pub use crate::rows::{Evaluation, Rows, evaluate, evaluate_rows, predict};
+use crate::sharing::{Balance, Shares};
 use crate::trainer::{Normalization, SummationOrder, Trainer, TrainerError, TrainerSpec};
 
 /// Leaves of a global batch in partition-invariant order.
@@ -33,6 +36,9 @@ pub enum JobError {
     /// The model, loss or optimizer.
     #[error("spec.replay.model: {0}")]
     Trainer(#[from] TrainerError),
+    /// The content of a table.
+    #[error("spec.replay.source: {0}")]
+    Table(String),
     /// Another field.
     #[error("{field} is {value}; allowed: {allowed}")]
     Field {
@@ -54,8 +60,12 @@ pub struct Job {
     pub steps: u64,
     /// Samples per batch.
     pub batch: usize,
-    /// Batches per step.
-    pub sync_every: usize,
+    /// Batches per step: `syncEvery` updates of `accumulate` batches.
+    pub batches: usize,
+    /// Whether the first rank adds all sums.
+    pub parameter_server: bool,
+    /// How parts follow the speed of members; `None` keeps them equal.
+    pub balance: Option<Balance>,
     /// Order of additions.
     pub order: SumOrder,
     /// Paths of frozen layers.
@@ -67,6 +77,8 @@ pub struct Job {
 enum Source {
     Subsets(Subsets),
     Buffer(BufferPlan),
+    /// `None` until its content is known.
+    Table(Option<Arc<Dataset>>),
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers and texts")]
@@ -80,35 +92,48 @@ impl Job {
     /// # Errors
     /// A field of the source is absent, a dimension does not fit, or a setting is out of range.
     pub fn new(run: &ReplayRun) -> Result<Self, JobError> {
+        Self::with_table(run, None)
+    }
+
+    /// Validates a specification and the content of its table; without it, what depends on the table is not checked and the job has no data.
+    ///
+    /// # Errors
+    /// As [`Self::new`], or the table cannot be used.
+    pub fn with_table(run: &ReplayRun, table: Option<&[u8]>) -> Result<Self, JobError> {
         if run.model.inputs.is_empty() {
             return Err(field("spec.replay.model.inputs", "[]", "one input"));
         }
         let source = match &run.source {
             ReplaySource::Synthetic(source) => Source::Subsets(generated(source, &run.model)?),
             ReplaySource::Buffer(source) => Source::Buffer(BufferPlan::new(source, run)?),
+            ReplaySource::Csv(_) => Source::Table(read_table(run, "features", table)?),
+            ReplaySource::Example(_) => Source::Table(read_table(run, "pixels", table)?),
         };
         let job = Self {
             spec: trainer_spec(run),
             steps: run.steps,
             batch: run.batch as usize,
-            sync_every: run.sync_every as usize,
+            batches: (run.sync_every * run.accumulate) as usize,
+            parameter_server: run.sync == ReplaySync::ParameterServer,
+            balance: run.balance.as_ref().map(|it| Balance { every: it.every, max_ratio: it.max_ratio }),
             order: run.order,
             freeze: run.freeze.clone().unwrap_or_default(),
             source,
         };
-        job.check()?;
+        job.check(run)?;
         Ok(job)
     }
 
-    fn check(&self) -> Result<(), JobError> {
+    fn check(&self, run: &ReplayRun) -> Result<(), JobError> {
+        check_sums(run)?;
         if self.order == SumOrder::PartitionInvariant && self.batch < LEAVES as usize {
             let allowed = format!("{LEAVES} or more with order PartitionInvariant");
             return Err(field("spec.replay.batch", self.batch, allowed));
         }
         let is_invariant = self.order == SumOrder::PartitionInvariant;
-        if is_invariant && self.sync_every > 1 && self.spec.loss.correlation.is_some() {
+        if is_invariant && run.accumulate > 1 && self.spec.loss.correlation.is_some() {
             let allowed = "1 with loss.correlation and order PartitionInvariant";
-            return Err(field("spec.replay.syncEvery", self.sync_every, allowed));
+            return Err(field("spec.replay.accumulate", run.accumulate, allowed));
         }
         let trainer = self.trainer()?;
         let model = trainer.model();
@@ -116,9 +141,28 @@ impl Job {
             let allowed = format!("at most {MAX_PARAMETERS} parameters");
             return Err(field("spec.replay.model.layers", format!("{} parameters", model.parameter_count()), allowed));
         }
+        if self.spec.loss.kind == LossKind::CrossEntropy {
+            return self.check_classes(model.outputs());
+        }
         if model.outputs() != 1 {
             let allowed = "a last layer with 1 output, the dimension of the target";
             return Err(field("spec.replay.model.layers", format!("{} outputs", model.outputs()), allowed));
+        }
+        Ok(())
+    }
+
+    /// Checks that there is an output per class.
+    fn check_classes(&self, outputs: usize) -> Result<(), JobError> {
+        let classes = match &self.source {
+            Source::Table(table) => table.as_ref().map_or(outputs, |data| data.classes),
+            Source::Subsets(_) | Source::Buffer(_) => {
+                let allowed = "Mse, Huber or Bce with this source, whose target is a number";
+                return Err(field("spec.replay.model.loss.kind", "CrossEntropy", allowed));
+            }
+        };
+        if outputs < classes.max(2) {
+            let allowed = format!("a last layer with {} outputs or more, one per class of the target", classes.max(2));
+            return Err(field("spec.replay.model.layers", format!("{outputs} outputs"), allowed));
         }
         Ok(())
     }
@@ -149,10 +193,11 @@ impl Job {
         Ok(())
     }
 
-    /// The data, if it is generated.
-    pub fn dataset(&self) -> Option<Dataset> {
+    /// The data, if it is generated or a table.
+    pub fn dataset(&self) -> Option<Arc<Dataset>> {
         match &self.source {
-            Source::Subsets(settings) => Some(Dataset::subsets(settings)),
+            Source::Subsets(settings) => Some(Arc::new(Dataset::subsets(settings))),
+            Source::Table(table) => table.clone(),
             Source::Buffer(_) => None,
         }
     }
@@ -161,7 +206,7 @@ impl Job {
     pub const fn buffer(&self) -> Option<&BufferPlan> {
         match &self.source {
             Source::Buffer(plan) => Some(plan),
-            Source::Subsets(_) => None,
+            Source::Subsets(_) | Source::Table(_) => None,
         }
     }
 
@@ -171,13 +216,16 @@ impl Job {
         bound(rank)..bound(rank + 1)
     }
 
-    /// Rows of each batch that a member computes, and the order in which the group adds.
+    /// Rows of each batch that a member computes, of equal parts, and the order in which the group adds.
     pub fn part(&self, rank: usize, members: usize) -> (Range<usize>, SummationOrder) {
+        self.part_of(rank, &Shares::even(self.batch, members))
+    }
+
+    /// Rows of each batch that a member computes, and the order in which the group adds.
+    pub fn part_of(&self, rank: usize, shares: &Shares) -> (Range<usize>, SummationOrder) {
+        let members = shares.sizes().len();
         match self.order {
-            SumOrder::Rank => {
-                let bound = |rank: usize| self.batch * rank / members;
-                (bound(rank)..bound(rank + 1), SummationOrder::Rank { leaves: LOCAL_LEAVES })
-            }
+            SumOrder::Rank => (shares.rows(rank), SummationOrder::Rank { leaves: LOCAL_LEAVES }),
             SumOrder::PartitionInvariant => {
                 let owned = Self::leaves(rank, members);
                 let rows = LeafSplit::global_rows(self.batch, LEAVES, owned.clone());
@@ -189,9 +237,9 @@ impl Job {
 
     /// Samples of the rows `rows` of each batch of a step.
     pub fn samples(&self, data: &Dataset, step: u64, rows: &Range<usize>) -> Vec<Vec<usize>> {
-        let first = |micro: usize| (step * self.sync_every as u64 + micro as u64) * self.batch as u64;
+        let first = |micro: usize| (step * self.batches as u64 + micro as u64) * self.batch as u64;
         let sample = |position: u64| sample_at(self.spec.seed, data.training_len(), position);
-        (0..self.sync_every).map(|micro| rows.clone().map(|row| sample(first(micro) + row as u64)).collect()).collect()
+        (0..self.batches).map(|micro| rows.clone().map(|row| sample(first(micro) + row as u64)).collect()).collect()
     }
 
     /// Numbers of the draws that are the rows `rows` of a batch from a replay buffer; `batch` counts all batches of the run.
@@ -203,6 +251,64 @@ impl Job {
         let first = batch * self.batch as u64;
         rows.clone().map(|row| sample_at(self.spec.seed, self.batch, first + row as u64) as u32).collect()
     }
+}
+
+/// Reads the table of a source whose input has the given name, of which the model must use input and target.
+fn read_table(run: &ReplayRun, name: &str, table: Option<&[u8]>) -> Result<Option<Arc<Dataset>>, JobError> {
+    let input = &run.model.inputs[0];
+    if input.field != name {
+        return Err(field(
+            "spec.replay.model.inputs[0].field",
+            &input.field,
+            format!("{name}, the input of this source"),
+        ));
+    }
+    let first = run.model.layers.first();
+    if first.is_some_and(|it| it.feature_bag.or(it.feature_attention).is_some()) {
+        let allowed = "a layer that reads numbers; featureBag and featureAttention read feature numbers";
+        return Err(field("spec.replay.model.layers[0]", "set", allowed));
+    }
+    let Some(content) = table else { return Ok(None) };
+    let is_class = run.model.loss.kind == LossFunction::CrossEntropy;
+    let data = Dataset::table(content, &run.model.loss.target, is_class, run.seed).map_err(JobError::Table)?;
+    if data.features as u64 != input.dim {
+        let allowed = format!("{}, the columns of the table without the target", data.features);
+        return Err(field("spec.replay.model.inputs[0].dim", input.dim, allowed));
+    }
+    Ok(Some(Arc::new(data)))
+}
+
+/// Refuses settings of the sums that exclude each other.
+fn check_sums(run: &ReplayRun) -> Result<(), JobError> {
+    let is_invariant = run.order == SumOrder::PartitionInvariant;
+    let with_order = |allowed: &str| format!("{allowed} with order PartitionInvariant");
+    if is_invariant && run.sync == ReplaySync::ParameterServer {
+        return Err(field("spec.replay.sync", "ParameterServer", with_order("AllReduce")));
+    }
+    if is_invariant && run.sync_every > 1 {
+        return Err(field("spec.replay.syncEvery", run.sync_every, with_order("1")));
+    }
+    if is_invariant && run.balance.is_some() {
+        return Err(field("spec.replay.balance", "set", with_order("absent")));
+    }
+    let Some(compression) = &run.compression else {
+        if run.sync_every > 1 && run.precision == TrainingPrecision::F16 {
+            return Err(field("spec.replay.syncEvery", run.sync_every, "1 with precision F16"));
+        }
+        return Ok(());
+    };
+    let kind = format!("{:?}", compression.kind);
+    if is_invariant {
+        return Err(field("spec.replay.compression.kind", kind, with_order("no compression")));
+    }
+    if run.sync_every > 1 || run.sync == ReplaySync::ParameterServer {
+        let allowed = "no compression with sync ParameterServer or syncEvery above 1";
+        return Err(field("spec.replay.compression.kind", kind, allowed));
+    }
+    if let Some(share) = compression.share.filter(|_| compression.kind != CompressionKind::TopK) {
+        return Err(field("spec.replay.compression.share", share, "absent, except with kind TopK"));
+    }
+    Ok(())
 }
 
 /// The generator of a source, of which the model must use input and target.
@@ -257,6 +363,7 @@ fn trainer_spec(run: &ReplayRun) -> TrainerSpec {
                 LossFunction::Mse => LossKind::Mse,
                 LossFunction::Huber => LossKind::Huber,
                 LossFunction::Bce => LossKind::Bce,
+                LossFunction::CrossEntropy => LossKind::CrossEntropy,
             },
             delta: loss.delta.map(|delta| delta as f32),
             correlation: loss
@@ -288,6 +395,16 @@ fn trainer_spec(run: &ReplayRun) -> TrainerSpec {
         },
         scaler: None,
         normalization: Normalization::Samples,
+        local_updates: run.sync_every as u32,
+        compression: run.compression.as_ref().map(|it| GradientCompression {
+            kind: match it.kind {
+                CompressionKind::Bf16 => GradientEncoding::Bf16,
+                CompressionKind::F16 => GradientEncoding::F16,
+                CompressionKind::TopK => GradientEncoding::TopK,
+            },
+            share: it.share,
+            samples: (run.batch * run.accumulate) as usize,
+        }),
         seed: run.seed,
     }
 }
@@ -351,7 +468,10 @@ mod tests {
             "steps": 10,
         });
         for (at, value) in changes {
-            *spec.pointer_mut(at).unwrap() = value.clone();
+            match spec.pointer_mut(at) {
+                Some(place) => *place = value.clone(),
+                None => spec[&at[1..]] = value.clone(),
+            }
         }
         Job::new(&serde_json::from_value(spec).unwrap())
     }
@@ -371,6 +491,33 @@ mod tests {
         assert!(text.contains("layer 0") && text.contains("60") && text.contains('8'), "{text}");
         let text = refused("/source/synthetic/largest", 61.into());
         assert!(text.contains("largest is 61"), "{text}");
+    }
+
+    #[test]
+    fn settings_of_sums_that_exclude_each_other_are_refused() {
+        let refused = |changes: &[(&str, serde_json::Value)]| job(changes).unwrap_err().to_string();
+        let invariant = ("/order", "PartitionInvariant".into());
+        let topk = ("/compression", serde_json::json!({ "kind": "TopK" }));
+        let server = ("/sync", "ParameterServer".into());
+        let local = ("/syncEvery", 2.into());
+        for (other, named) in [
+            (server.clone(), "spec.replay.sync is ParameterServer; allowed: AllReduce"),
+            (local.clone(), "spec.replay.syncEvery is 2; allowed: 1 with order"),
+            (topk.clone(), "spec.replay.compression.kind is TopK; allowed: no compression"),
+            (("/balance", serde_json::json!({})), "spec.replay.balance is set; allowed: absent"),
+        ] {
+            assert!(job(&[other.clone()]).is_ok(), "{named}");
+            let text = refused(&[invariant.clone(), other]);
+            assert!(text.starts_with(named), "{text}");
+        }
+        for other in [server, local.clone()] {
+            let text = refused(&[topk.clone(), other]);
+            assert!(text.contains("with sync ParameterServer or syncEvery above 1"), "{text}");
+        }
+        let text = refused(&[local, ("/precision", "F16".into())]);
+        assert_eq!(text, "spec.replay.syncEvery is 2; allowed: 1 with precision F16");
+        let text = refused(&[("/compression", serde_json::json!({ "kind": "F16", "share": 0.5 }))]);
+        assert!(text.starts_with("spec.replay.compression.share is 0.5"), "{text}");
     }
 
     #[test]

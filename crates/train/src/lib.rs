@@ -13,21 +13,27 @@
 //!   parameters and optimizer state keep the same bits on every member ([`Trainer::digest`]).
 #![forbid(unsafe_code)]
 
+mod average;
 pub mod balance;
+pub mod baseline;
 pub mod buffer;
 mod checkpoint;
+mod compression;
 pub mod dataset;
 pub mod efficiency;
 mod in_process;
 pub mod job;
 mod reduce;
 mod rows;
+pub mod sharing;
+mod table;
 mod throughput;
 mod trainer;
 
 pub use checkpoint::{Checkpoint, CheckpointError, FileEntry, Manifest, TensorEntry};
+pub use compression::{GradientCompression, GradientEncoding};
 pub use in_process::{InProcess, InProcessError};
-pub use reduce::{Alone, LocalGradient, Reduce};
+pub use reduce::{Alone, CompressedSum, LocalGradient, Reduce, SumError};
 pub use throughput::{TimeModel, TimeObserver};
 pub use trainer::{
     Counters, LocalStep, Normalization, StepOutcome, StepReport, SummationOrder, TrainError, Trainer, TrainerError,

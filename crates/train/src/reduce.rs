@@ -1,7 +1,9 @@
 //! What a training step needs of a group: the sum of gradients and of loss moments over its members.
 
+use engram_collective::compress::{self, Compression};
 use engram_neural::tree::{Node, TreeError, combine};
 use engram_neural::{GradientSum, Moments};
+use thiserror::Error;
 
 /// A member's part of a gradient.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,6 +18,55 @@ pub enum LocalGradient {
         /// The member's maximal subtrees.
         sums: Vec<(Node, GradientSum)>,
     },
+    /// One sum, compressed. The group adds the decoded sums in rank order.
+    Compressed(CompressedSum),
+}
+
+/// A compressed sum over a member's samples.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CompressedSum {
+    /// How it is encoded, the same on all members.
+    pub compression: Compression,
+    /// What 16-bit values are divided by, the same on all members.
+    pub divisor: usize,
+    /// Encoded values.
+    pub bytes: Vec<u8>,
+    /// Number of values.
+    pub elements: usize,
+    /// As in [`GradientSum`].
+    pub samples: u64,
+    /// As in [`GradientSum`].
+    pub loss: f64,
+}
+
+/// Sums that cannot be added.
+#[derive(Debug, Clone, Copy, PartialEq, Error)]
+pub enum SumError {
+    /// Subtrees do not cover the leaves.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// A compressed sum is malformed.
+    #[error(transparent)]
+    Compressed(#[from] compress::Error),
+}
+
+impl CompressedSum {
+    /// Adds compressed sums in the order given: the same bits on every member.
+    ///
+    /// # Errors
+    /// One is malformed.
+    pub fn add_all<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Result<GradientSum, compress::Error> {
+        let mut total: Option<GradientSum> = None;
+        for part in parts {
+            let values = compress::decode(part.compression, &part.bytes, part.elements, part.divisor)?;
+            let sum = GradientSum { values, samples: part.samples, loss: part.loss };
+            match &mut total {
+                Some(total) => total.add(&sum),
+                None => total = Some(sum),
+            }
+        }
+        Ok(total.unwrap_or_default())
+    }
 }
 
 /// Reduction over the members of a group at one generation.
@@ -44,13 +95,13 @@ pub trait Reduce {
 pub struct Alone;
 
 impl Reduce for Alone {
-    type Error = TreeError;
+    type Error = SumError;
 
-    fn moments(&mut self, local: &[Moments]) -> Result<Moments, TreeError> {
+    fn moments(&mut self, local: &[Moments]) -> Result<Moments, SumError> {
         Ok(sum_moments([local]))
     }
 
-    fn gradient(&mut self, local: &LocalGradient) -> Result<GradientSum, TreeError> {
+    fn gradient(&mut self, local: &LocalGradient) -> Result<GradientSum, SumError> {
         sum_gradients(&[local])
     }
 }
@@ -65,13 +116,13 @@ pub(crate) fn sum_moments<'a>(parts: impl IntoIterator<Item = &'a [Moments]>) ->
 /// Adds the members' gradients, given in rank order.
 ///
 /// # Errors
-/// Subtrees do not cover every leaf exactly once.
+/// Subtrees do not cover every leaf exactly once, or a compressed sum is malformed.
 ///
 /// # Panics
 /// Members use different orders of summation, or there are none.
-pub(crate) fn sum_gradients(parts: &[&LocalGradient]) -> Result<GradientSum, TreeError> {
+pub(crate) fn sum_gradients(parts: &[&LocalGradient]) -> Result<GradientSum, SumError> {
     let mut total: Option<GradientSum> = None;
-    let mut subtrees = Vec::new();
+    let (mut subtrees, mut compressed) = (Vec::new(), Vec::new());
     let mut leaf_count = 0;
     for part in parts {
         match part {
@@ -83,13 +134,18 @@ pub(crate) fn sum_gradients(parts: &[&LocalGradient]) -> Result<GradientSum, Tre
                 leaf_count = *leaves;
                 subtrees.extend(sums.iter().cloned());
             }
+            LocalGradient::Compressed(sum) => compressed.push(sum),
         }
+    }
+    if !compressed.is_empty() {
+        assert_eq!(compressed.len(), parts.len(), "members use different orders of summation");
+        return Ok(CompressedSum::add_all(compressed)?);
     }
     match total {
         Some(total) => {
             assert!(subtrees.is_empty(), "members use different orders of summation");
             Ok(total)
         }
-        None => combine(leaf_count, subtrees, |a, b| a.add(&b)),
+        None => Ok(combine(leaf_count, subtrees, |a, b| a.add(&b))?),
     }
 }

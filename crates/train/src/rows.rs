@@ -12,6 +12,8 @@ pub struct Rows {
     pub(crate) offsets: Vec<u32>,
     pub(crate) indices: Vec<u32>,
     pub(crate) targets: Vec<f32>,
+    /// Classes instead of targets.
+    pub(crate) classes: Vec<u32>,
     /// Importance weights; none = 1.
     pub(crate) weights: Vec<f32>,
 }
@@ -19,8 +21,18 @@ pub struct Rows {
 impl Rows {
     /// Collects samples for `model`.
     pub fn of(model: &Model, data: &Dataset, samples: &[usize]) -> Self {
-        let mut rows = Self::of_features(model, samples.iter().map(|sample| data.subset(*sample)));
-        rows.targets = samples.iter().map(|sample| data.targets[*sample]).collect();
+        let mut rows = if data.values.is_empty() {
+            Self::of_features(model, samples.iter().map(|sample| data.subset(*sample)))
+        } else {
+            let dense = samples.iter().flat_map(|sample| data.row(*sample)).copied().collect();
+            Self { dense, width: data.features, ..Self::default() }
+        };
+        let targets = samples.iter().map(|sample| data.targets[*sample]);
+        if data.classes > 0 {
+            rows.classes = targets.map(|class| class as u32).collect();
+        } else {
+            rows.targets = targets.collect();
+        }
         rows
     }
 
@@ -68,16 +80,21 @@ impl Rows {
     pub fn labeled(&self, first: usize) -> Result<LabeledBatch<'_>, BatchError> {
         let batch = self.batch()?.starting_at(first as u32);
         let weights = (!self.weights.is_empty()).then_some(&self.weights[..]);
-        Ok(LabeledBatch { batch, targets: Targets::Values(&self.targets), weights })
+        let is_class = !self.classes.is_empty();
+        let targets = if is_class { Targets::Classes(&self.classes) } else { Targets::Values(&self.targets) };
+        Ok(LabeledBatch { batch, targets, weights })
     }
 }
 
-/// Predictions of `model` for some samples: probabilities where the loss `loss` is one of logits.
+/// Predictions of `model` for some samples: probabilities where the loss `loss` is one of a logit, the likeliest class where it is one of classes.
 ///
 /// # Errors
 /// A feature is out of range.
 pub fn predict(model: &Model, loss: LossKind, rows: &Rows) -> Result<Vec<f32>, BatchError> {
     let mut predicted = model.predict(&rows.batch()?)?;
+    if loss == LossKind::CrossEntropy {
+        return Ok(predicted.chunks(model.outputs()).map(|logits| likeliest(logits) as f32).collect());
+    }
     if loss == LossKind::Bce {
         predicted.iter_mut().for_each(|logit| *logit = 1.0 / (1.0 + (-*logit).exp()));
     }
@@ -95,6 +112,14 @@ pub struct Evaluation {
     pub correlation: f64,
     /// Standard deviation of the predictions divided by that of the targets; near 0 where outputs have collapsed.
     pub spread_ratio: f64,
+    /// Share of the samples whose class is predicted; 0 where targets are numbers.
+    pub accuracy: f64,
+    /// Number of classes; 0 where targets are numbers.
+    pub classes: u64,
+}
+
+fn likeliest(logits: &[f32]) -> usize {
+    logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(class, _)| class)
 }
 
 /// Measures a model on the held-out samples.
@@ -103,10 +128,31 @@ pub struct Evaluation {
 /// The data do not fit the model.
 pub fn evaluate(model: &Model, loss: LossKind, data: &Dataset) -> Result<Evaluation, BatchError> {
     let samples: Vec<usize> = (data.training_len()..data.len()).collect();
-    let rows = Rows::of(model, data, &samples);
-    let predicted = predict(model, loss, &rows)?;
+    evaluate_rows(model, loss, &Rows::of(model, data, &samples), data.classes)
+}
+
+/// Measures a model on rows; `classes` is 0 where targets are numbers.
+///
+/// # Errors
+/// The data do not fit the model.
+pub fn evaluate_rows(model: &Model, loss: LossKind, rows: &Rows, classes: usize) -> Result<Evaluation, BatchError> {
+    if classes > 0 {
+        let targets: Vec<f32> = rows.classes.iter().map(|class| *class as f32).collect();
+        return Ok(measure(&model.predict(&rows.batch()?)?, &targets, model.outputs()));
+    }
+    Ok(measure(&predict(model, loss, rows)?, &rows.targets, 0))
+}
+
+/// Compares predictions with targets; with `classes` there is a value per class and sample.
+pub(crate) fn measure(predicted: &[f32], targets: &[f32], classes: usize) -> Evaluation {
+    if classes > 0 {
+        let right = predicted.chunks(classes).zip(targets).filter(|(it, target)| likeliest(it) == **target as usize);
+        let samples = targets.len() as u64;
+        let accuracy = right.count() as f64 / samples.max(1) as f64;
+        return Evaluation { samples, accuracy, classes: classes as u64, ..Evaluation::default() };
+    }
     let (mut moments, mut squared) = (Moments::default(), 0.0);
-    for (p, a) in predicted.iter().zip(&rows.targets) {
+    for (p, a) in predicted.iter().zip(targets) {
         let (p, a) = (f64::from(*p), f64::from(*a));
         squared += (p - a) * (p - a);
         let moment = Moments {
@@ -119,10 +165,11 @@ pub fn evaluate(model: &Model, loss: LossKind, data: &Dataset) -> Result<Evaluat
         };
         moments.add(&moment);
     }
-    Ok(Evaluation {
+    Evaluation {
         samples: moments.samples,
         squared_error: squared / moments.samples.max(1) as f64,
         correlation: moments.correlation(),
         spread_ratio: moments.spread_ratio().unwrap_or_default(),
-    })
+        ..Evaluation::default()
+    }
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::compression::GradientCompression;
 use crate::reduce::{LocalGradient, Reduce};
 
 /// What is trained and how.
@@ -41,6 +42,13 @@ pub struct TrainerSpec {
     /// By what the reduced sum is divided. Default `Samples`.
     #[serde(default)]
     pub normalization: Normalization,
+    /// Updates that a member makes alone before parameters and optimizer state are averaged by samples, at least 1. Default 1: gradients are
+    /// reduced at every update.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub local_updates: u32,
+    /// Compression of gradient sums between members. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<GradientCompression>,
     /// Seed of initial parameters and dropout. Default 42.
     #[serde(default = "default_seed")]
     pub seed: u64,
@@ -48,6 +56,15 @@ pub struct TrainerSpec {
 
 fn default_seed() -> u64 {
     42
+}
+
+const fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+const fn is_one(number: &u32) -> bool {
+    *number == 1
 }
 
 /// By what the reduced gradient sum is divided.
@@ -72,6 +89,9 @@ pub enum TrainerError {
     /// The correlation penalty is defined on means over samples.
     #[error("normalization is Weights, allowed with loss.correlation: Samples")]
     Normalization,
+    /// Members that update alone would have different loss scales, and send no gradients.
+    #[error("localUpdates is {0}; allowed: 1 with loss scaling, compression or precision F16, otherwise 1 or more")]
+    LocalUpdates(u32),
 }
 
 /// A step that failed. The trainer is unchanged.
@@ -137,6 +157,8 @@ pub struct LocalStep {
     pub moments: Moments,
     /// Losses and errors of the member's samples, in order.
     pub samples: SampleErrors,
+    /// With compression: what the next steps of this member make up for once this one is committed.
+    pub feedback: Option<Vec<f32>>,
 }
 
 /// Whether a committed step changed the parameters.
@@ -177,10 +199,14 @@ pub struct Trainer {
     pub(crate) optimizer: Optimizer,
     pub(crate) scaler: LossScaler,
     pub(crate) counters: Counters,
+    /// Lost by the compression of this member's sums so far; empty without compression. It differs between members.
+    pub(crate) feedback: Vec<f32>,
+    /// Update within a step, of a member that updates alone.
+    pub(crate) update: u32,
     /// Whether a step that is not finite is skipped rather than an error.
     scaled: bool,
-    loss: Loss,
-    schedule: Schedule,
+    pub(crate) loss: Loss,
+    pub(crate) schedule: Schedule,
     engine: GradientEngine,
 }
 
@@ -201,12 +227,23 @@ impl Trainer {
             let error = SettingError { field: "clipNorm", value: clip.to_string(), allowed: "a positive number" };
             return Err(error.into());
         }
+        if let Some(compression) = &spec.compression {
+            compression.check()?;
+        }
+        let is_local = spec.local_updates > 1;
+        let has_scale = spec.scaler.is_some() || spec.precision == Precision::F16;
+        if spec.local_updates == 0 || is_local && (has_scale || spec.compression.is_some()) {
+            return Err(TrainerError::LocalUpdates(spec.local_updates));
+        }
+        let feedback = if spec.compression.is_some() { model.parameter_count() } else { 0 };
         let scaler = spec.scaler.or_else(|| (spec.precision == Precision::F16).then(ScalerSpec::default));
         Ok(Self {
             optimizer: Optimizer::new(spec.optimizer, model.parameter_count())?,
             scaler: scaler.map_or_else(|| Ok(LossScaler::off()), LossScaler::dynamic)?,
             scaled: scaler.is_some(),
             counters: Counters::default(),
+            feedback: vec![0.0; feedback],
+            update: 0,
             schedule: Schedule::new(spec.schedule)?,
             engine: GradientEngine::with_precision(spec.precision),
             spec: spec.clone(),
@@ -267,8 +304,9 @@ impl Trainer {
         hash.digest128()
     }
 
-    /// Computes this member's sums of the next step from its micro-batches, all of which count as one batch. Where the
-    /// loss needs the moments of the group, they are reduced on the way. Changes no parameter.
+    /// Computes this member's sums of the next step from its micro-batches, all of which count as one batch, or, with several local updates, as one
+    /// batch per update. Where the loss needs the moments of the group, they are reduced on the way; with several local updates it uses those of the
+    /// member. Changes no parameter.
     ///
     /// # Errors
     /// A batch does not fit, or the reduction of moments failed.
@@ -281,7 +319,24 @@ impl Trainer {
     where
         R::Error: std::error::Error + 'static,
     {
-        let random = RandomStep { seed: self.spec.seed, step: self.counters.step };
+        if self.spec.local_updates > 1 {
+            return self.prepare_average(batches, order);
+        }
+        self.prepare_update(batches, order, reduce)
+    }
+
+    /// The sums of one update.
+    pub(crate) fn prepare_update<R: Reduce>(
+        &mut self,
+        batches: &[LabeledBatch<'_>],
+        order: &SummationOrder,
+        reduce: &mut R,
+    ) -> Result<LocalStep, TrainError<R::Error>>
+    where
+        R::Error: std::error::Error + 'static,
+    {
+        let number = self.counters.step * u64::from(self.spec.local_updates) + u64::from(self.update);
+        let random = RandomStep { seed: self.spec.seed, step: number };
         let mut moments = Moments::default();
         if self.loss.needs_moments() {
             let mut local = Vec::new();
@@ -304,14 +359,23 @@ impl Trainer {
             samples.errors.extend(errors.errors);
             self.accumulate(&mut sums, parts);
         }
+        let mut feedback = None;
         let gradient = match order {
             SummationOrder::Rank { .. } => {
                 let zero = || GradientSum { values: vec![0.0; self.model.parameter_count()], ..GradientSum::default() };
-                LocalGradient::Sum(sums.pop().map_or_else(zero, |(_, sum)| sum))
+                let sum = sums.pop().map_or_else(zero, |(_, sum)| sum);
+                match &self.spec.compression {
+                    Some(compression) => {
+                        let (sum, lost) = compression.compress(sum, &self.feedback);
+                        feedback = Some(lost);
+                        LocalGradient::Compressed(sum)
+                    }
+                    None => LocalGradient::Sum(sum),
+                }
             }
             SummationOrder::PartitionInvariant { leaves, .. } => LocalGradient::Subtrees { leaves: *leaves, sums },
         };
-        Ok(LocalStep { step: self.counters.step, gradient, moments, samples })
+        Ok(LocalStep { step: self.counters.step, gradient, moments, samples, feedback })
     }
 
     fn accumulate(&mut self, sums: &mut Vec<(Node, GradientSum)>, parts: Vec<(Node, GradientSum)>) {
@@ -339,6 +403,18 @@ impl Trainer {
         reduced: &GradientSum,
     ) -> Result<StepReport, TrainError<E>> {
         assert_eq!(local.step, self.counters.step, "local sums of another step");
+        if self.spec.local_updates > 1 {
+            return self.commit_average(reduced);
+        }
+        self.commit_update(local, reduced)
+    }
+
+    /// Applies or skips the gradient of one update.
+    pub(crate) fn commit_update<E: std::error::Error + 'static>(
+        &mut self,
+        local: LocalStep,
+        reduced: &GradientSum,
+    ) -> Result<StepReport, TrainError<E>> {
         let step = local.step;
         let scale = self.scaler.scale();
         let rate = self.schedule.rate(self.counters.updates);
@@ -367,9 +443,13 @@ impl Trainer {
         };
         self.counters.step += 1;
         self.counters.samples += reduced.samples;
+        if let Some(feedback) = local.feedback {
+            self.feedback = feedback;
+        }
         match local.gradient {
             LocalGradient::Sum(sum) => self.engine.recycle(sum),
             LocalGradient::Subtrees { sums, .. } => sums.into_iter().for_each(|(_, sum)| self.engine.recycle(sum)),
+            LocalGradient::Compressed(_) => {}
         }
         Ok(StepReport { step, outcome, samples: reduced.samples, loss, gradient_norm, rate, scale })
     }

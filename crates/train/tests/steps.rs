@@ -212,6 +212,105 @@ fn accumulation_over_k_batches_equals_one_step_with_the_k_fold_batch() {
     assert_eq!(parts.counters().step, 1);
 }
 
+fn uncoupled(more: &str) -> TrainerSpec {
+    let text = SPEC.replace(", correlation: { weight: 0.1, target: 0.9 }", "").replace("dropout: 0.2", "dropout: 0.0");
+    serde_saphyr::from_str(&(text + more)).unwrap()
+}
+
+/// Runs steps of `batches` batches per member; returns the trainers.
+fn group_of(trainers: Vec<Trainer>, counts: &[usize], (steps, batches): (usize, u64)) -> Vec<Trainer> {
+    let members = InProcess::group(counts.len(), DEADLINE);
+    std::thread::scope(|scope| {
+        let run = |((mut trainer, mut member), rows): ((Trainer, InProcess), Range<usize>)| {
+            scope.spawn(move || {
+                for _ in 0..steps {
+                    step_of(&mut trainer, batches, rows.clone(), &mut member);
+                }
+                trainer
+            })
+        };
+        let threads: Vec<_> = trainers.into_iter().zip(members).zip(parts(counts)).map(run).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+/// One step of several batches.
+fn step_of<R: Reduce>(trainer: &mut Trainer, batches: u64, rows: Range<usize>, reduce: &mut R) -> StepReport
+where
+    R::Error: Error + 'static,
+{
+    let first = trainer.counters().step * batches;
+    let all: Vec<Data> = (first..first + batches).map(Data::of).collect();
+    let offsets: Vec<Vec<u32>> = all
+        .iter()
+        .map(|data| data.offsets[rows.start..=rows.end].iter().map(|o| o - data.offsets[rows.start]).collect())
+        .collect();
+    let labeled: Vec<LabeledBatch<'_>> = all
+        .iter()
+        .zip(&offsets)
+        .enumerate()
+        .map(|(micro, (data, offsets))| {
+            let indices = &data.indices[data.offsets[rows.start] as usize..data.offsets[rows.end] as usize];
+            LabeledBatch {
+                batch: Batch::features(offsets, indices).unwrap().starting_at((micro * GLOBAL + rows.start) as u32),
+                targets: Targets::Values(&data.targets[rows.clone()]),
+                weights: Some(&data.weights[rows.clone()]),
+            }
+        })
+        .collect();
+    trainer.step(&labeled, &SummationOrder::Rank { leaves: 2 }, reduce).unwrap().0
+}
+
+#[test]
+fn local_updates_are_averaged_by_samples_and_keep_members_equal() {
+    let spec = uncoupled("localUpdates: 4\n");
+    let fresh = |count: usize| (0..count).map(|_| Trainer::new(&spec).unwrap()).collect::<Vec<_>>();
+    let members = group_of(fresh(3), &[200, 90, 10], (12, 8));
+    assert!(members.iter().all(|it| it.digest() == members[0].digest()));
+    let counters = members[0].counters();
+    assert_eq!((counters.step, counters.updates, counters.samples), (12, 48, 12 * 8 * 300));
+    // A member alone makes the same updates as with a reduction at each of them.
+    let alone = group_of(fresh(1), &[300], (12, 8)).pop().unwrap();
+    let every = Trainer::new(&uncoupled("")).unwrap();
+    let every = group_of(vec![every], &[300], (48, 2)).pop().unwrap();
+    assert!(largest_difference(&alone, &every) < 1e-4, "{}", largest_difference(&alone, &every));
+    assert!(largest_difference(&members[0], &every) > 1e-4, "members update alone in between");
+    // A member without samples changes nothing.
+    let idle = group_of(fresh(2), &[300, 0], (12, 8)).pop().unwrap();
+    assert!(largest_difference(&alone, &idle) < 1e-4);
+    let refused = |more: &str| Trainer::new(&uncoupled(more)).unwrap_err().to_string();
+    assert!(refused("localUpdates: 0\n").starts_with("localUpdates is 0"));
+    assert!(refused("localUpdates: 2\nprecision: F16\n").contains("allowed: 1 with loss scaling"));
+}
+
+#[test]
+fn compressed_sums_train_alike_on_all_members_and_resume_with_what_was_lost() {
+    let exact = group_of(vec![Trainer::new(&uncoupled("")).unwrap()], &[300], (60, 1)).pop().unwrap();
+    let start = Trainer::new(&uncoupled("")).unwrap();
+    let moved = largest_difference(&exact, &start);
+    for compression in ["kind: Bf16", "kind: F16", "kind: TopK, share: 0.2"] {
+        let spec = uncoupled(&format!("compression: {{ {compression}, samples: 300 }}\n"));
+        let fresh = |count: usize| (0..count).map(|_| Trainer::new(&spec).unwrap()).collect::<Vec<_>>();
+        let members = group_of(fresh(3), &[200, 90, 10], (60, 1));
+        assert!(members.iter().all(|it| it.digest() == members[0].digest()), "{compression}");
+        let distance = largest_difference(&members[0], &exact);
+        assert!(distance > 0.0 && distance < moved, "{compression}: {distance} of {moved}");
+        let undisturbed = group_of(fresh(1), &[300], (20, 1)).pop().unwrap();
+        let half = group_of(fresh(1), &[300], (10, 1)).pop().unwrap();
+        let saved = half.checkpoint(1, 1, BTreeMap::new()).unwrap();
+        let restored = Trainer::restore(&spec, &saved).unwrap().0;
+        let continued = group_of(vec![restored], &[300], (10, 1)).pop().unwrap();
+        assert_eq!(continued.digest(), undisturbed.digest(), "{compression}");
+        let mut forgetful = Trainer::restore(&spec, &saved).unwrap().0;
+        forgetful.forget_feedback();
+        let forgetful = group_of(vec![forgetful], &[300], (10, 1)).pop().unwrap();
+        assert_ne!(forgetful.digest(), undisturbed.digest(), "{compression}: what was lost counts");
+    }
+    let wrong = uncoupled("compression: { kind: Bf16, share: 0.1, samples: 300 }\n");
+    let text = Trainer::new(&wrong).unwrap_err().to_string();
+    assert!(text.contains("compression.share is 0.1") && text.contains("TopK only"), "{text}");
+}
+
 #[test]
 fn survivors_reduce_their_kept_sums_again_as_if_the_lost_samples_were_absent() {
     let mut plain = spec();

@@ -88,6 +88,8 @@ pub(super) fn policy(cluster: &ValidatedCluster) -> Option<Value> {
                 { "from": peers, "ports": [
                     { "port": CLIENT_PORT, "protocol": "TCP" },
                     { "port": PEER_PORT, "protocol": "TCP" },
+                    // Members of training groups listen on ports that the kernel chooses, of its default range.
+                    { "port": 32_768, "endPort": 60_999, "protocol": "TCP" },
                 ] },
                 // The operator submits and watches runs as a client.
                 { "from": operator, "ports": [

@@ -1,4 +1,4 @@
-//! Files that runs of tasks read.
+//! Files that runs read as a whole.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -29,21 +29,23 @@ pub struct DataFile {
 }
 
 /// Paths of data files in a manifest.
-pub(crate) const DATA_FILES: [&str; 4] = [
+pub(crate) const DATA_FILES: [&str; 5] = [
     "spec.geodesic.source.csv",
     "spec.tropical.classify.data.csv.file",
     "spec.tropical.graph.file",
     "spec.fisher.data.csv.file",
+    "spec.replay.source.csv.file",
 ];
 
 impl LearnerRunSpec {
-    /// Returns the data file of a run of tasks.
+    /// Returns the data file of a run.
     pub fn data_file(&self) -> Option<&DataFile> {
         if let Some(SpectraSource::Csv(file)) = self.geodesic.as_ref().map(|run| &run.source) {
             return Some(file);
         }
         let tropical = self.tropical.as_ref().and_then(|run| run.input_file());
-        tropical.or_else(|| self.fisher.as_ref()?.data.csv_file())
+        let fisher = || self.fisher.as_ref()?.data.csv_file();
+        tropical.or_else(fisher).or_else(|| self.replay.as_ref()?.source.csv_file())
     }
 
     /// See [`Self::data_file`].
@@ -52,6 +54,7 @@ impl LearnerRunSpec {
             return Some(file);
         }
         let tropical = self.tropical.as_mut().and_then(|run| run.input_file_mut());
-        tropical.or_else(|| self.fisher.as_mut()?.data.csv_file_mut())
+        let fisher = self.fisher.as_mut().and_then(|run| run.data.csv_file_mut());
+        tropical.or(fisher).or_else(|| self.replay.as_mut()?.source.csv_file_mut())
     }
 }

@@ -43,6 +43,16 @@ pub struct BufferSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_priorities: Option<bool>,
 
+    /// Steps whose items are drawn ahead while a step is computed, 0 to 16; absent means 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 16))]
+    pub prefetch: Option<u64>,
+
+    /// Another buffer with the same fields, whose items are not trained on: the result is measured on up to 4,096 of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128), example = &"validation")]
+    pub held_out: Option<String>,
+
     /// Items that the buffer must have before the first step, at least 1; absent means `batch`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000))]

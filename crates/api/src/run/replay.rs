@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::BufferSource;
+use super::{BufferSource, DataFile, SampleExample};
 use crate::manifest_enum::words;
 use crate::quantity::Duration;
 
@@ -32,14 +32,32 @@ pub struct ReplayRun {
     #[schemars(range(min = 1, max = 1_048_576), example = &256)]
     pub batch: u64,
 
-    /// Steps until the run is complete, 1 to 1,000,000,000.
+    /// Steps until the run is complete, 1 to 1,000,000,000. A step is one reduction over the workers: `syncEvery` updates of `accumulate` batches.
     #[schemars(range(min = 1, max = 1_000_000_000), example = &1000)]
     pub steps: u64,
 
-    /// Batches whose gradients are added before one reduction and one update, 1 to 1,024. One step is `syncEvery` batches.
+    /// Batches whose gradients are added before one update, 1 to 1,024.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 1_024))]
+    pub accumulate: u64,
+
+    /// How gradient sums are reduced over the workers.
+    #[serde(default)]
+    pub sync: ReplaySync,
+
+    /// Updates that each worker makes alone before the workers average parameters and optimizer state by their samples, 1 to 1,024. With 1 gradients
+    /// are reduced at every update.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 1_024))]
     pub sync_every: u64,
+
+    /// Compression of gradient sums between workers; absent means none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<ReplayCompression>,
+
+    /// Sizes of the workers' parts of a batch by their measured speed; absent means equal parts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balance: Option<ReplayBalance>,
 
     /// Order in which gradients are added.
     #[serde(default)]
@@ -102,6 +120,38 @@ pub enum ReplaySource {
     Synthetic(FeatureSubsets),
     /// Items of a replay buffer.
     Buffer(BufferSource),
+    /// A built-in data set. Fields of `Digits`: `pixels`, 64 numbers, and `digit`, a class from 0 to 9.
+    Example(SampleExample),
+    /// A table with a header line and a number in every cell. Fields: `features`, all columns but the target, and the column that `loss.target` names.
+    Csv(ReplayTable),
+}
+
+/// A table of samples, one per line. Features are shifted and scaled to mean 0 and variance 1 of the samples that are trained on; a tenth of the
+/// samples is held out to measure the result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayTable {
+    /// The file, of at most 3 MiB.
+    #[schemars(example = serde_json::json!({ "path": "samples.csv" }))]
+    pub file: DataFile,
+}
+
+impl ReplaySource {
+    /// Returns the file, if the samples are in one.
+    pub const fn csv_file(&self) -> Option<&DataFile> {
+        match self {
+            Self::Csv(table) => Some(&table.file),
+            _ => None,
+        }
+    }
+
+    /// See [`Self::csv_file`].
+    pub const fn csv_file_mut(&mut self) -> Option<&mut DataFile> {
+        match self {
+            Self::Csv(table) => Some(&mut table.file),
+            _ => None,
+        }
+    }
 }
 
 /// Generated scores of random feature subsets: a third of the features is informative, a third redundant, a third noise. The score is the share of
@@ -283,6 +333,8 @@ words! {
         Huber,
         /// Binary cross-entropy of a logit.
         Bce,
+        /// Cross-entropy of one logit per class; the target is a class from 0 on.
+        CrossEntropy,
     }
 }
 
@@ -386,6 +438,61 @@ words! {
         Rank,
         /// Along a fixed tree of 64 leaves: the same bits for any number of workers, and after any failure.
         PartitionInvariant,
+    }
+}
+
+words! {
+    /// How gradient sums are reduced.
+    #[derive(Default)]
+    pub enum ReplaySync {
+        /// Every worker adds a part of the sums; the algorithm follows from size and number of workers.
+        #[default]
+        AllReduce,
+        /// The first worker of the group receives all sums, adds them by rank and sends the result to all.
+        ParameterServer,
+    }
+}
+
+/// Compression of gradient sums. What is lost in a step is added to the next one and is part of checkpoints.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayCompression {
+    /// The encoding.
+    #[schemars(example = &"Bf16")]
+    pub kind: CompressionKind,
+    /// With `TopK`: share of the values that is sent, above 0, at most 1; absent means 0.01.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
+    pub share: Option<f64>,
+}
+
+words! {
+    /// Encoding of gradient sums.
+    pub enum CompressionKind {
+        /// 16 bits with the range of 32.
+        Bf16,
+        /// 16 bits, of the mean over the batch.
+        F16,
+        /// The largest values by magnitude.
+        TopK,
+    }
+}
+
+/// Sizes of the workers' parts of a batch by their measured speed. Every sample keeps the same weight.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ReplayBalance {
+    /// Steps between two adjustments, 1 to 1,000,000.
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub every: u64,
+    /// Largest part divided by the smallest, 1 to 100.
+    #[schemars(range(min = 1, max = 100))]
+    pub max_ratio: f64,
+}
+
+impl Default for ReplayBalance {
+    fn default() -> Self {
+        Self { every: 100, max_ratio: 2.0 }
     }
 }
 

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use crate::message::{self, Tag};
 
 mod memory;
+mod secure;
 mod tcp;
 
 pub use memory::{Memory, memory_group};
+pub use secure::{Secure, Secured};
 pub use tcp::{Counters, Tcp, TcpOptions};
 
 /// Why a message did not pass.

@@ -1,7 +1,7 @@
 //! TCP between the ranks of a generation: several connections per peer, one thread, no queue of its own.
 //!
 //! Sockets are not blocking. While a rank waits to send, it reads what arrives, so that two ranks that send to each other always make progress.
-//! The chunk number of a message selects its connection.
+//! The chunk number of a message selects its connection. Connections are plaintext, or secured by a [`Secure`] of the caller.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Error, MAX_PARKED_BYTES, Parked, Transport, Wait};
+use super::{Error, MAX_PARKED_BYTES, Parked, Secure, Secured, Transport, Wait};
 use crate::message::{self, HEADER_BYTES, Tag};
 
 /// First bytes of a connection.
@@ -50,10 +50,55 @@ pub struct Counters {
     pub received: u64,
 }
 
+/// A connection to a peer.
+#[derive(Debug)]
+enum Socket {
+    Plain(TcpStream),
+    Secured(Box<dyn Secured>),
+}
+
+impl Socket {
+    fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Secured(secured) => secured.socket(),
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.read(into),
+            Self::Secured(secured) => secured.read(into),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.write_vectored(slices),
+            Self::Secured(secured) => secured.write_vectored(slices),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(_) => Ok(()),
+            Self::Secured(secured) => secured.flush(),
+        }
+    }
+}
+
 /// A message that is being read.
 #[derive(Debug)]
 struct Stream {
-    socket: TcpStream,
+    socket: Socket,
     header: [u8; HEADER_BYTES],
     /// Bytes of the header that are here.
     header_read: usize,
@@ -124,7 +169,7 @@ impl Stream {
 }
 
 /// Reads what is here; 0 if nothing is.
-fn read_some(socket: &mut TcpStream, into: &mut [u8], rank: usize) -> Result<usize, Error> {
+fn read_some(socket: &mut Socket, into: &mut [u8], rank: usize) -> Result<usize, Error> {
     if into.is_empty() {
         return Ok(0);
     }
@@ -154,7 +199,8 @@ pub struct Tcp {
 
 impl Tcp {
     /// Connects to all ranks of a generation. `addresses` has the address of each rank's listener; this rank connects to those below it and accepts
-    /// those above it. Connections of other generations are closed.
+    /// those above it. Connections of other generations are closed. With `secure` every connection is secured before its first byte, and its other
+    /// end must be the process of its rank.
     ///
     /// # Errors
     /// [`Error::Stalled`] or [`Error::Closed`] for the first rank that is not connected in time.
@@ -163,19 +209,20 @@ impl Tcp {
         generation: u64,
         addresses: &[SocketAddr],
         listener: &TcpListener,
+        secure: Option<&dyn Secure>,
         options: TcpOptions,
     ) -> Result<Self, Error> {
         let end = Instant::now() + options.connect;
         let streams = options.streams.max(1);
-        let mut sockets: Vec<Vec<Option<TcpStream>>> =
+        let mut sockets: Vec<Vec<Option<Socket>>> =
             addresses.iter().map(|_| (0..streams).map(|_| None).collect()).collect();
         for (peer, address) in addresses.iter().enumerate().take(rank) {
             for (stream, slot) in sockets[peer].iter_mut().enumerate() {
-                let socket = dial(*address, hello(generation, rank, stream), end);
+                let socket = dial(*address, secure.map(|it| (it, peer)), hello(generation, rank, stream), end);
                 *slot = Some(socket.map_err(|source| Error::Closed { rank: peer, source: Some(source) })?);
             }
         }
-        let missing = |sockets: &[Vec<Option<TcpStream>>]| {
+        let missing = |sockets: &[Vec<Option<Socket>>]| {
             (rank + 1..addresses.len()).find(|&peer| sockets[peer].iter().any(Option::is_none))
         };
         while let Some(peer) = missing(&sockets) {
@@ -185,7 +232,7 @@ impl Tcp {
                 return Err(stalled);
             }
             // Otherwise another generation, or a connection that ended: the peer tries again.
-            if let Ok(Some((from, stream, socket))) = accept(listener, generation, left)
+            if let Ok(Some((from, stream, socket))) = accept(listener, secure, generation, left)
                 && let Some(slot) = sockets.get_mut(from).filter(|_| from > rank).and_then(|it| it.get_mut(stream))
             {
                 *slot = Some(socket);
@@ -238,11 +285,27 @@ impl Tcp {
         for (rank, peer) in self.peers.iter().enumerate() {
             for (index, stream) in peer.streams.iter().enumerate().filter(|(_, it)| !it.ended) {
                 let write = if writable == Some((rank, index)) { PollFlags::POLLOUT } else { PollFlags::empty() };
-                fds.push(PollFd::new(stream.socket.as_fd(), PollFlags::POLLIN | write));
+                fds.push(PollFd::new(stream.socket.tcp().as_fd(), PollFlags::POLLIN | write));
             }
         }
         // An error is found again by the next read or write.
         poll(&mut fds, PollTimeout::from(SLICE_MS)).ok();
+    }
+
+    /// Sends the encrypted bytes that a secured connection still has.
+    fn flush(&mut self, to: usize, index: usize, wait: &mut Wait<'_>) -> Result<(), Error> {
+        loop {
+            match self.peers[to].streams[index].socket.flush() {
+                Ok(()) => return Ok(()),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                    if !self.read_all(None)? {
+                        let waited = wait.idle(to)?;
+                        self.sleep(Some((to, index)), waited);
+                    }
+                }
+                Err(error) => return Err(Error::Closed { rank: to, source: Some(error) }),
+            }
+        }
     }
 
     fn stream_of(&self, peer: usize, tag: Tag) -> usize {
@@ -288,7 +351,7 @@ impl Transport for Tcp {
                 Err(error) => return Err(Error::Closed { rank: to, source: Some(error) }),
             }
         }
-        Ok(())
+        self.flush(to, index, wait)
     }
 
     fn receive(&mut self, tag: Tag, into: &mut [u8], wait: &mut Wait<'_>) -> Result<(), Error> {
@@ -337,10 +400,9 @@ impl Transport for Tcp {
     }
 }
 
-fn stream(socket: TcpStream, checksum_local: bool) -> io::Result<Stream> {
-    let local = !checksum_local && socket.peer_addr()?.ip().is_loopback();
-    socket.set_nodelay(true)?;
-    socket.set_nonblocking(true)?;
+fn stream(socket: Socket, checksum_local: bool) -> io::Result<Stream> {
+    let local = !checksum_local && socket.tcp().peer_addr()?.ip().is_loopback();
+    socket.tcp().set_nonblocking(true)?;
     Ok(Stream {
         socket,
         header: [0; HEADER_BYTES],
@@ -362,18 +424,35 @@ fn hello(generation: u64, rank: usize, stream: usize) -> [u8; HELLO_BYTES] {
     bytes
 }
 
-/// Connects to a listener until it accepts the generation.
-fn dial(address: SocketAddr, hello: [u8; HELLO_BYTES], end: Instant) -> io::Result<TcpStream> {
+/// Sets the options of a socket at the start of a connection: blocking, each read and write limited.
+fn prepared(socket: TcpStream, limit: Duration) -> io::Result<TcpStream> {
+    socket.set_nonblocking(false)?;
+    socket.set_nodelay(true)?;
+    socket.set_read_timeout(Some(limit))?;
+    socket.set_write_timeout(Some(limit))?;
+    Ok(socket)
+}
+
+/// Connects to a listener until it accepts the generation. `secure` has the rank that must answer.
+fn dial(
+    address: SocketAddr,
+    secure: Option<(&dyn Secure, usize)>,
+    hello: [u8; HELLO_BYTES],
+    end: Instant,
+) -> io::Result<Socket> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
         let attempt = || {
-            let mut socket = TcpStream::connect_timeout(&address, left)?;
-            socket.set_read_timeout(Some(left))?;
-            socket.set_write_timeout(Some(left))?;
+            let tcp = prepared(TcpStream::connect_timeout(&address, left)?, left)?;
+            let mut socket = match secure {
+                Some((secure, rank)) => Socket::Secured(secure.connect(rank, tcp)?),
+                None => Socket::Plain(tcp),
+            };
             socket.write_all(&hello)?;
+            socket.flush()?;
             let mut answer = [0];
             socket.read_exact(&mut answer)?;
             if answer == [ACCEPTED] { Ok(socket) } else { Err(ErrorKind::InvalidData.into()) }
@@ -386,23 +465,35 @@ fn dial(address: SocketAddr, hello: [u8; HELLO_BYTES], end: Instant) -> io::Resu
     }
 }
 
-/// Accepts one connection; `None` if it belongs to another generation.
-fn accept(listener: &TcpListener, generation: u64, left: Duration) -> io::Result<Option<(usize, usize, TcpStream)>> {
+/// Accepts one connection; `None` if it belongs to another generation, or is not of the process of its rank.
+fn accept(
+    listener: &TcpListener,
+    secure: Option<&dyn Secure>,
+    generation: u64,
+    left: Duration,
+) -> io::Result<Option<(usize, usize, Socket)>> {
     let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::from(SLICE_MS));
     let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     if poll(&mut fds, timeout)? == 0 {
         return Ok(None);
     }
-    let (mut socket, _) = listener.accept()?;
-    socket.set_nonblocking(false)?;
-    socket.set_read_timeout(Some(left))?;
-    socket.set_write_timeout(Some(left))?;
+    let tcp = prepared(listener.accept()?.0, left)?;
+    let mut socket = match secure {
+        Some(secure) => Socket::Secured(secure.accept(tcp)?),
+        None => Socket::Plain(tcp),
+    };
     let mut bytes = [0; HELLO_BYTES];
     socket.read_exact(&mut bytes)?;
     let number = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
     if bytes[..8] != MAGIC || bytes[8..16] != generation.to_le_bytes() {
         return Ok(None);
     }
+    if let (Some(secure), Socket::Secured(secured)) = (secure, &socket)
+        && !secure.is_rank(&**secured, number(16))
+    {
+        return Ok(None);
+    }
     socket.write_all(&[ACCEPTED])?;
+    socket.flush()?;
     Ok(Some((number(16), number(18), socket)))
 }
