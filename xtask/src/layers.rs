@@ -12,7 +12,7 @@ const LAYERS: [&[&str]; 7] = [
     &["proto", "cluster", "kernels", "api", "identity", "forecast", "telemetry"],
     &["wire", "collective", "replay", "neural", "tropical", "information"],
     &["store", "client", "mapstore", "train", "geodesic", "federated"],
-    &["learn", "coordinator", "faults", "simulation", "snapshot"],
+    &["learn", "coordinator", "faults", "simulation", "snapshot", "participant"],
     // Helpers of tests: everything below uses them as a dev-dependency only.
     &["worker", "operator", "testing"],
     &["cli", "python", "tests", "kubernetes-tests", "benchmarks", "fuzz", "xtask", "network-simulation", "gpu-check"],

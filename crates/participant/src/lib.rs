@@ -1,0 +1,97 @@
+//! A client of a federated run: takes tasks, downloads models, uploads updates, and takes part in secure aggregation.
+//!
+//! - [`Participant`]: one client of one run. Every call can be repeated; an update counts at most once.
+//! - [`Queue`]: updates on disk that wait for a connection, bounded in bytes and number.
+//!
+//! Invariants:
+//! - **A model is used only if its content has the digest of the task.**
+//! - **With secure aggregation no update leaves the client without its masks**, and never under the same masks twice.
+//! - **The secret and the identity key of a client stay in one file that only its user can read.**
+#![forbid(unsafe_code)]
+
+mod backoff;
+mod keys;
+mod masks;
+mod participant;
+mod queue;
+
+pub use backoff::Backoff;
+pub use keys::ClientKeys;
+pub use participant::{Assignment, Next, Participant};
+pub use queue::{Limits, Queue, QueuedUpdate};
+
+use engram_federated::error::InvalidInput;
+use engram_federated::secure::SecureError;
+use engram_proto::v1::{FederatedRefusal, FederatedRefusalReason};
+
+/// Why a client cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The cluster cannot be reached, or rejects the call.
+    #[error(transparent)]
+    Client(#[from] engram_client::Error),
+    /// The server refused the request; nothing was changed.
+    #[error("{message}")]
+    Refused {
+        /// The reason.
+        reason: FederatedRefusalReason,
+        /// What was refused, and what is allowed.
+        message: String,
+    },
+    /// An argument is invalid.
+    #[error(transparent)]
+    Invalid(#[from] InvalidInput),
+    /// Secure aggregation failed; nothing was revealed.
+    #[error("secure aggregation failed")]
+    Masks(#[from] SecureError),
+    /// The downloaded model is not that of the task.
+    #[error("the downloaded model has another digest than the task; it was not used")]
+    Digest,
+    /// A message of the server is incomplete.
+    #[error("the answer of the server has no usable {0}")]
+    Protocol(&'static str),
+    /// A file cannot be read or written.
+    #[error("failed to access {path}")]
+    File {
+        /// The file.
+        path: String,
+        /// Cause.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the task is lost: the client checks in again.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        use FederatedRefusalReason::{Ended, LeaseExpired, Stale};
+        matches!(self, Self::Refused { reason: LeaseExpired | Stale | Ended, .. })
+            || matches!(self, Self::Masks(SecureError::BelowThreshold))
+    }
+
+    /// Whether another attempt may succeed without a change by the user.
+    #[must_use]
+    pub fn is_temporary(&self) -> bool {
+        use engram_proto::v1::ProblemKind;
+        match self {
+            Self::Client(error) => !matches!(
+                error.kind(),
+                ProblemKind::Invalid | ProblemKind::Denied | ProblemKind::RunUnknown | ProblemKind::WrongCluster
+            ),
+            Self::Refused { reason, .. } => *reason == FederatedRefusalReason::Busy,
+            _ => self.is_stale(),
+        }
+    }
+
+    pub(crate) fn file(path: &std::path::Path, source: std::io::Error) -> Self {
+        Self::File { path: path.display().to_string(), source }
+    }
+}
+
+/// Returns the refusal of a response as an error.
+fn refused(refusal: Option<FederatedRefusal>) -> Result<(), Error> {
+    match refusal {
+        None => Ok(()),
+        Some(refusal) => Err(Error::Refused { reason: refusal.reason(), message: refusal.message }),
+    }
+}
