@@ -2,6 +2,10 @@
 
 #[path = "runs/algebra.rs"]
 mod algebra;
+#[path = "runs/faults.rs"]
+mod faults;
+#[path = "runs/federated.rs"]
+mod federated;
 #[path = "runs/replay.rs"]
 mod replay;
 

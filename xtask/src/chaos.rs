@@ -21,6 +21,12 @@ pub(crate) struct Options {
     /// Seed of the order and targets of faults
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Kill and pause workers at random points of trainings on 2 to 5 workers instead, and compare with an undisturbed training
+    #[arg(long, conflicts_with = "full")]
+    training: bool,
+    /// Number of faults (with --training)
+    #[arg(long, value_name = "N", default_value_t = 200, requires = "training")]
+    count: u32,
 }
 
 /// Runs the campaign.
@@ -28,6 +34,9 @@ pub(crate) struct Options {
 /// # Errors
 /// When a write was lost, applied twice or different, or the cluster did not recover.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    if options.training {
+        return training(options);
+    }
     process::run(&mut Profile::Release.cargo("build", ["-p", "engram-cli"]))?;
     if !options.full {
         return campaign(["20", "5", "5", "240", "0.5"], options.seed).map(drop);
@@ -47,6 +56,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))?;
     println!("wrote {}", path.display());
     Ok(())
+}
+
+/// Runs the test of trainings under faults with another number of them. It starts the newest `engram` of target, which is built first.
+fn training(options: &Options) -> Result<()> {
+    let profile = Profile::of_tests()?;
+    process::run(&mut profile.cargo("build", ["-p", "engram-cli"]))?;
+    let name = "trainings_lose_no_step_and_no_bit_to_random_faults";
+    let mut command = profile.cargo("test", ["-p", "engram-tests", "--test", "runs"]);
+    command.args(["--", "--nocapture", name]).env("ENGRAM_TRAINING_FAULTS", options.count.to_string());
+    command.env("ENGRAM_BIN", profile.folder().join(format!("engram{}", std::env::consts::EXE_SUFFIX)));
+    if let Some(seed) = options.seed {
+        command.env("ENGRAM_TRAINING_SEED", seed.to_string());
+    }
+    process::run(&mut command)
 }
 
 /// Runs one campaign: kills, pauses, cuts, seconds and the share of load. Its progress goes to stderr.

@@ -26,6 +26,7 @@ pub mod job;
 mod reduce;
 mod rows;
 pub mod sharing;
+mod specification;
 mod table;
 mod throughput;
 mod trainer;

@@ -2,7 +2,7 @@
 
 use super::runs;
 use engram_client::{Buffer, BufferSpec, Column, DType, Field, Items, RateLimit};
-use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
+use engram_tests::{Cluster, ClusterBuilder, DEADLINE, cluster_manifest, wait_for};
 use serde_json::Value;
 
 const STEPS: u64 = 1_500;
@@ -58,7 +58,8 @@ fn killed_workers_cost_a_training_no_step_and_no_bit() {
     cluster.engram_with(&["predict", "model", "--input", "-"], "60\n").fails_with(2, &["feature 60", "0 to 59"]);
     cluster.stop();
 
-    let mut cluster = Cluster::up(&cluster_manifest("train", 3, "  partitions: 8\n"));
+    // Reductions use the certificates of the workers.
+    let mut cluster = ClusterBuilder::new(&cluster_manifest("train", 3, "  partitions: 8\n")).with(&["--tls"]).start();
     let file = cluster.file("run.yaml", manifest("model"));
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let driver = |run: &Value| run["driver"].as_u64().expect("a running run has a driver") as usize;
@@ -77,7 +78,62 @@ fn killed_workers_cost_a_training_no_step_and_no_bit() {
     assert_eq!(ended["updates"], undisturbed["updates"], "{ended}");
     assert_eq!(predictions(&cluster), predicted);
     train_from_buffer(&mut cluster);
+    train_with_options(&cluster);
+    train_from_tables(&cluster);
     cluster.stop();
+}
+
+/// Runs a manifest to its end; returns the run.
+fn train(cluster: &Cluster, name: &str, text: String) -> Value {
+    let file = cluster.file(&format!("{name}.yaml"), text);
+    cluster.engram(&["run", &file]).exits_with(0);
+    named(cluster, name).expect("the run is known")
+}
+
+/// Every option of the sums shows in the result or in a figure.
+fn train_with_options(cluster: &Cluster) {
+    let with = |name: &str, more: &str| {
+        let text = manifest(name).replace(&format!("steps: {STEPS}\n    order: PartitionInvariant"), "steps: 60");
+        train(cluster, name, text + more)
+    };
+    let local = with("local", "    syncEvery: 4\n    accumulate: 2\n");
+    assert_eq!(local["updates"], 60 * 4 * 2 * 128, "{local}");
+    let exact = with("exact", "    sync: ParameterServer\n    balance: { every: 5, maxRatio: 3 }\n");
+    assert!(exact["metrics"]["part_ratio"].as_f64() >= Some(1.0), "{exact}");
+    let compressed = with("compressed", "    compression: { kind: TopK, share: 0.05 }\n");
+    let bytes = |run: &Value| run["metrics"]["reduced_bytes_per_step"].as_f64().expect("a number");
+    assert!(4.0 * bytes(&compressed) < bytes(&exact), "{compressed} {exact}");
+    for run in [&local, &exact, &compressed] {
+        assert!(run["metrics"]["held_out_correlation"].as_f64() > Some(0.3), "{run}");
+        assert!(run["metrics"]["ridge_squared_error"].as_f64() > Some(0.0), "{run}");
+    }
+    assert_ne!(exact["outputs"]["digest"], compressed["outputs"]["digest"]);
+}
+
+fn train_from_tables(cluster: &Cluster) {
+    let table = |name: &str, source: &str, (field, dim): (&str, u64), target: &str| {
+        format!(
+            "apiVersion: engram.dev/v1alpha1\nkind: LearnerRun\nmetadata: {{ name: {name} }}\nspec:\n  clusterRef: {{ name: train }}\n  \
+             kind: Replay\n  replay:\n    source: {{ {source} }}\n    model:\n      inputs: [{{ field: {field}, dim: {dim} }}]\n      \
+             layers: [{{ dense: 32, activation: Relu }}, {{ dense: 10 }}]\n      loss: {{ kind: CrossEntropy, target: {target} }}\n    \
+             optimizer: {{ rate: 0.01 }}\n    batch: 128\n    steps: 100\n"
+        )
+    };
+    let digits = train(cluster, "digits", table("digits", "example: { name: Digits }", ("pixels", 64), "digit"));
+    assert!(digits["metrics"]["held_out_accuracy"].as_f64() > Some(0.8), "{digits}");
+    assert!(digits["metrics"]["ridge_accuracy"].as_f64() > Some(0.8), "{digits}");
+    cluster
+        .engram_with(&["predict", "digits", "--input", "-"], "1,2\n")
+        .fails_with(2, &["reads the numbers of a table"]);
+    let rows: String = (0..100).map(|row| format!("{row},{},{}\n", row % 7, row / 50)).collect();
+    let path = cluster.file("rows.csv", format!("a,b,kind\n{rows}"));
+    let source = format!("csv: {{ file: {{ path: {path} }} }}");
+    let rows = train(cluster, "rows", table("rows", &source, ("features", 2), "kind"));
+    assert!(rows["metrics"]["held_out_accuracy"].as_f64() > Some(0.8), "{rows}");
+    let path = cluster.file("gap.csv", "a,b,kind\n1,2,0\n3,,1\n");
+    let source = format!("csv: {{ file: {{ path: {path} }} }}");
+    let gap = cluster.file("gap.yaml", table("gap", &source, ("features", 2), "kind"));
+    cluster.engram(&["run", &gap]).fails_with(2, &["line 3, column b: missing; allowed: a number"]);
 }
 
 /// A run on the buffer `experience`; `buffer` is YAML of its source.

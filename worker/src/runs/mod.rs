@@ -6,6 +6,7 @@
 mod credentials;
 mod federated;
 mod fetch;
+mod frame;
 mod identity;
 mod input;
 pub(crate) mod record;
@@ -13,6 +14,7 @@ mod removal;
 mod replay;
 mod replay_buffer;
 mod replay_figures;
+mod replay_group;
 mod service;
 mod snapshot;
 mod specification;

@@ -4,30 +4,25 @@
 //! them and continues from the recorded membership. Its term is the version of the record with which it began, so that members ignore a
 //! driver that was replaced, and the record of such a driver is rejected.
 
-use super::record::Recorder;
-use super::replay_buffer;
-use super::replay_figures::{Figures, findings};
+use super::frame::{Interruption, RETRY_INTERVAL, conclude, failed, ordered, publish, unless_ordered, write_record};
+use super::replay_figures::{collapse, findings};
+use super::replay_group::{Group, end_group};
+use super::{input, replay_buffer};
 use crate::shared::Shared;
 use crate::training::{self, LinkEvent, Links};
-use engram_api::{Code, ReplayRun};
-use engram_collective::group::{
-    MemberId, PauseReason, Position, Quorum, Record, Service, ServiceAction, ServiceEvent, Settings, Timing,
-};
-use engram_learn::run::{
-    ClusterError, GroupMemberState, LogError, Order, Phase, RunLog as _, RunState, Status, TrainingState,
-};
-use engram_learn::task_run::{TaskSummary, page_row};
+use engram_api::{Code, ReplayRun, ReplaySource};
+use engram_collective::group::{MemberId, PauseReason, Record, ServiceAction, ServiceEvent};
+use engram_learn::run::{GroupMemberState, Order, Phase, RunState, Status, TrainingState};
+use engram_learn::task_run::{TaskSummary, digits_table, page_row};
 use engram_memory::{Ordinal, RunId};
 use engram_proto::v1::{self, training_event::Event, training_order};
 use engram_train::buffer::BufferPlan;
 use engram_train::job::Job;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
-/// Interval between attempts to write the record.
-const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval between records of the progress.
 const RECORD_INTERVAL: Duration = Duration::from_secs(2);
 /// Time to wait for further members before the first generation is formed.
@@ -36,8 +31,6 @@ const GATHER: Duration = Duration::from_secs(5);
 const RESULTS_DEADLINE: Duration = Duration::from_secs(120);
 /// Time to wait at the end for workers that are joining.
 const JOIN_DEADLINE: Duration = Duration::from_secs(2);
-/// Time to wait for members to end.
-const END_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Driver of one Replay run.
 pub(super) struct ReplayDriver {
@@ -50,72 +43,13 @@ pub(super) struct ReplayDriver {
     pub(super) orders: watch::Receiver<Order>,
 }
 
-/// Why a driver stops before its run is complete.
-enum Interruption {
-    /// Another driver has the run.
-    Superseded,
-    Ordered(Order),
-    Failed {
-        code: &'static str,
-        message: String,
-    },
-}
-
-fn failed(code: Code, message: impl Into<String>) -> Interruption {
-    Interruption::Failed { code: code.id(), message: message.into() }
-}
-
-/// The group while it trains.
-struct Group {
-    links: Links,
-    term: u64,
-    timing: Timing,
-    started: Instant,
-    /// `None` until enough workers have joined to choose the position from which the training starts.
-    service: Option<Service>,
-    /// Addresses of all members that were ever seen.
-    members: BTreeMap<MemberId, v1::GroupMember>,
-    /// The member on each worker with an open connection, and the position at which it joined.
-    joined: BTreeMap<Ordinal, (MemberId, Position)>,
-    first_joined: Option<Instant>,
-    /// Since when no member that has the state answers.
-    lost_since: Option<Instant>,
-    figures: Figures,
-    /// Whether the status says why a member waits for data.
-    is_waiting: bool,
-    results: BTreeMap<Ordinal, v1::TrainingResult>,
-    /// Workers whose member was asked for its result before it had the state of the last step.
-    behind: BTreeSet<Ordinal>,
-    /// Since when all steps are committed.
-    completed: Option<Instant>,
-    recorded: Instant,
-}
-
 impl ReplayDriver {
     /// Drives the run to its end, however long the cluster takes. If dropped at any await, another driver can continue.
     pub(super) async fn run(mut self) {
         let started = (Instant::now(), self.state.elapsed_ms);
         let result = self.train_to_end(started).await;
         self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
-        let mut page = None;
-        let (phase, code, message) = match result {
-            Ok(row) => {
-                page = Some(row);
-                (Phase::Succeeded, "", String::new())
-            }
-            Err(Interruption::Superseded) => return,
-            Err(Interruption::Ordered(Order::Cancel)) => (Phase::Cancelled, "", "cancelled".to_owned()),
-            Err(Interruption::Ordered(_)) => {
-                self.state.suspended = true;
-                (self.state.phase, "", String::new())
-            }
-            Err(Interruption::Failed { code, message }) => (Phase::Failed, code, message),
-        };
-        if phase.is_final() {
-            self.state.end(phase, code, message, SystemTime::now());
-        } else {
-            (self.state.code, self.state.message) = (String::new(), message);
-        }
+        let Some(page) = conclude(&mut self.state, result) else { return };
         if let Some(training) = &mut self.state.training {
             // Its processes have ended; others continue from checkpoints.
             training.members.clear();
@@ -123,24 +57,20 @@ impl ReplayDriver {
         if self.write_record(page).await.is_err() {
             return;
         }
-        let state = &self.state;
-        self.status.send_modify(|status| {
-            status.phase = state.reported_phase();
-            (status.epoch, status.epochs) = (state.done, state.epochs);
-            (status.code, status.message) = (state.code.clone(), state.message.clone());
-            (status.outputs, status.elapsed_s) = (state.outputs(), state.elapsed_ms as f64 / 1_000.0);
-            status.metrics.extend(state.metrics.clone());
-        });
+        if self.state.phase.is_final() {
+            // Otherwise the next primary of the partition does it.
+            let _ = input::forget(&self.shared, self.run, self.state.identity(self.run)).await;
+        }
+        let (done, epochs) = (self.state.done, self.state.epochs);
+        self.status.send_modify(|status| (status.epoch, status.epochs) = (done, epochs));
+        publish(&self.status, &self.state);
     }
 
     /// Trains. Returns the row of the report page.
     async fn train_to_end(&mut self, started: (Instant, u64)) -> Result<Vec<u8>, Interruption> {
-        if self.shared.keys.is_some() {
-            let message = "kind Replay is not supported with TLS yet: reductions between workers are not encrypted; \
-                           allowed: clusters with spec.tls.mode Disabled";
-            return Err(failed(Code::NotSupported, message));
-        }
-        let job = Job::new(&self.replay).map_err(|error| failed(Code::InvalidValue, error.to_string()))?;
+        let table = self.table().await?;
+        let job = Job::with_table(&self.replay, table.as_deref());
+        let job = job.map_err(|error| failed(Code::InvalidValue, error.to_string()))?;
         self.state.phase = Phase::Running;
         self.state.epochs = Some(self.replay.steps);
         let submitted_ms = self.state.submitted_ms;
@@ -153,6 +83,7 @@ impl ReplayDriver {
             name: self.state.name.clone(),
             submitted_ms: training.started_ms,
             spec_json: self.state.spec.to_string(),
+            table: table.unwrap_or_default().into(),
         };
         self.write_record(None).await?;
         if let Some(plan) = job.buffer() {
@@ -170,19 +101,37 @@ impl ReplayDriver {
         result
     }
 
+    /// Returns the table of the samples; `None` with other sources.
+    async fn table(&self) -> Result<Option<Vec<u8>>, Interruption> {
+        let file = match &self.replay.source {
+            ReplaySource::Csv(table) => &table.file,
+            ReplaySource::Example(_) => {
+                let table = digits_table().map_err(|error| failed(Code::RunFailed, error.to_string()))?;
+                return Ok(Some(table));
+            }
+            ReplaySource::Synthetic(_) | ReplaySource::Buffer(_) => return Ok(None),
+        };
+        let ids = (self.run, self.state.identity(self.run));
+        loop {
+            match input::data(&self.shared, ids, file).await {
+                Ok(content) => return Ok(Some(content)),
+                Err(input::DataError::Unusable(problem)) => return Err(problem.into()),
+                Err(input::DataError::Unavailable(problem)) => {
+                    tracing::warn!(run = %self.run, problem = problem.message, "failed to read run data; retrying");
+                    unless_ordered(&self.orders, tokio::time::sleep(RETRY_INTERVAL)).await?;
+                }
+            }
+        }
+    }
+
     /// Waits until the buffer of the run fits its model and has enough items; a run that has begun does not wait for items here.
     async fn buffer_ready(&self, plan: &BufferPlan) -> Result<(), Interruption> {
         let has_begun = self.state.done > 0 || self.state.training.as_ref().is_some_and(|it| !it.members.is_empty());
-        let mut orders = self.orders.clone();
         let min_size = if has_begun { 0 } else { plan.min_size };
         let phase = self.state.phase;
         let show = |reason: String| self.status.send_modify(|status| (status.phase, status.message) = (phase, reason));
-        let result = tokio::select! {
-            order = ordered(&mut orders) => Err(Interruption::Ordered(order)),
-            ready = replay_buffer::ready(&self.shared, plan, min_size, show) => {
-                ready.map_err(|message| failed(Code::InvalidValue, message))
-            }
-        };
+        let ready = unless_ordered(&self.orders, replay_buffer::ready(&self.shared, plan, min_size, show)).await;
+        let result = ready.and_then(|ready| ready.map_err(|message| failed(Code::InvalidValue, message)));
         show(String::new());
         result
     }
@@ -257,6 +206,10 @@ impl ReplayDriver {
             LinkEvent::Event(Event::Progress(progress)) => {
                 if std::mem::take(&mut group.is_waiting) {
                     self.status.send_modify(|status| status.message = String::new());
+                }
+                if let Some(alarm) = collapse(progress.spread_ratio) {
+                    tracing::warn!(run = %self.run, step = progress.step, spread_ratio = progress.spread_ratio, "predictions have collapsed");
+                    self.status.send_modify(|status| status.message = alarm);
                 }
                 let rank = group.rank_of(worker);
                 group.figures.observe(worker, rank, &progress);
@@ -467,121 +420,7 @@ impl ReplayDriver {
         Ok(page)
     }
 
-    /// Writes the record, with retries.
     async fn write_record(&mut self, row: Option<Vec<u8>>) -> Result<(), Interruption> {
-        let recorder = Recorder { shared: Arc::clone(&self.shared) };
-        loop {
-            match recorder.record(self.run, self.version, self.state.encode(), row.clone()).await {
-                Ok(()) => {
-                    self.version += 1;
-                    return Ok(());
-                }
-                // A write whose result was lost ends here as well: the next driver reads the record again.
-                Err(LogError::Superseded) => return Err(Interruption::Superseded),
-                Err(LogError::Cluster(ClusterError::Temporary(_))) => tokio::time::sleep(RETRY_INTERVAL).await,
-                Err(LogError::Cluster(ClusterError::Permanent { code, message })) => {
-                    return Err(Interruption::Failed { code, message });
-                }
-            }
-        }
+        write_record(&self.shared, (self.run, &mut self.version), &self.state, row).await
     }
-}
-
-impl Group {
-    fn new(links: Links, term: u64, replay: &ReplayRun) -> Self {
-        let now = Instant::now();
-        Self {
-            links,
-            term,
-            timing: Timing::new(replay.detect_after.as_millis()),
-            started: now,
-            service: None,
-            members: BTreeMap::new(),
-            joined: BTreeMap::new(),
-            first_joined: None,
-            lost_since: None,
-            figures: Figures::new(replay),
-            is_waiting: false,
-            results: BTreeMap::new(),
-            behind: BTreeSet::new(),
-            completed: None,
-            recorded: now,
-        }
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
-    }
-
-    /// Continues with a recorded membership.
-    fn resume(&mut self, training: &TrainingState, min_workers: u64) {
-        for member in &training.members {
-            let GroupMemberState { id, ordinal, address } = member.clone();
-            self.members.insert(MemberId(id), v1::GroupMember { id, ordinal, reduce_address: address });
-        }
-        let position = Position { step: training.step, digest: training.digest };
-        let members = training.members.iter().map(|member| MemberId(member.id)).collect();
-        self.start(Record { generation: training.generation, members, position }, min_workers);
-    }
-
-    fn start(&mut self, record: Record, min_workers: u64) {
-        let min_members = usize::try_from(min_workers).unwrap_or(usize::MAX);
-        let settings = Settings { timing: self.timing, min_members, quorum: Quorum::StoreTerm };
-        self.service = Some(Service::new(record, self.term, settings, self.now_ms()));
-    }
-
-    fn service_event(&mut self, event: ServiceEvent) -> Vec<ServiceAction> {
-        let now_ms = self.now_ms();
-        self.service.as_mut().map_or_else(Vec::new, |service| service.step(event, now_ms))
-    }
-
-    /// A worker has a member; of an earlier process of the worker it is proof that it is dead.
-    fn join(&mut self, worker: Ordinal, joined: v1::TrainingMember) -> Vec<ServiceAction> {
-        let position = training::position(joined.position);
-        let Some(address) = joined.member else { return Vec::new() };
-        let member = MemberId(address.id);
-        self.first_joined.get_or_insert_with(Instant::now);
-        self.members.insert(member, address);
-        self.joined.insert(worker, (member, position));
-        let others = self.members.iter().filter(|(id, it)| it.ordinal == worker.0 && **id != member);
-        let dead: Vec<MemberId> = others.map(|(id, _)| *id).collect();
-        if self.completed.is_some() {
-            let stop = training_order::Order::Stop(v1::StopTraining { complete: true });
-            self.links.send(worker, stop);
-        }
-        dead.into_iter().flat_map(|dead| self.service_event(ServiceEvent::Died(dead))).collect()
-    }
-
-    /// Returns the rank of the member on a worker.
-    fn rank_of(&self, worker: Ordinal) -> Option<usize> {
-        let (member, _) = self.joined.get(&worker)?;
-        self.service.as_ref()?.record().members.iter().position(|it| it == member)
-    }
-}
-
-/// Completes with an order that ends the driver.
-async fn ordered(orders: &mut watch::Receiver<Order>) -> Order {
-    let order = orders.wait_for(|order| *order != Order::Continue).await.ok().map(|order| *order);
-    match order {
-        Some(order) => order,
-        // The sender lives as long as the driver is known.
-        None => std::future::pending().await,
-    }
-}
-
-/// Ends the members, and waits a moment until they have.
-async fn end_group(group: &Group, events: &mut mpsc::Receiver<(Ordinal, LinkEvent)>) {
-    group.links.end_members();
-    let mut open = group.joined.len();
-    let closed = async {
-        while open > 0 {
-            match events.recv().await {
-                Some((_, LinkEvent::Closed)) => open -= 1,
-                Some(_) => {}
-                None => return,
-            }
-        }
-    };
-    // Members without a driver end by themselves.
-    let _ = tokio::time::timeout(END_DEADLINE, closed).await;
 }

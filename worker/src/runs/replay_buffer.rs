@@ -23,6 +23,17 @@ pub(super) async fn ready(
     show: impl Fn(String),
 ) -> Result<(), String> {
     let (buffers, name) = (Buffers::of_cluster(shared), &plan.name);
+    if let Some(held_out) = &plan.held_out {
+        let found = loop {
+            match buffers.contents(held_out).await {
+                Err(problem) if is_passing(&problem) => sleep(CHECKS).await,
+                found => break found,
+            }
+        };
+        let unusable = |why: String| format!("spec.replay.source.buffer.heldOut is {held_out}: {why}");
+        let (schema, ..) = found.map_err(|problem| unusable(problem.message))?;
+        plan.fit(&schema).map_err(|error| unusable(error.to_string()))?;
+    }
     loop {
         match buffers.contents(name).await {
             Ok((schema, capacity, items)) => {

@@ -4,7 +4,7 @@ use engram_api::{ReplayRun, ReplaySource};
 use engram_learn::run::{RunState, TrainingRow, TrainingState};
 use engram_learn::task_run::{TaskError, TaskFindings, training_page};
 use engram_memory::Ordinal;
-use engram_proto::v1;
+use engram_proto::v1::{self, TrainingBaseline};
 use engram_train::efficiency::EfficiencyMeter;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -53,6 +53,10 @@ pub(super) struct Figures {
     stall_seconds: f64,
     /// Figures of a buffer; `None` with another source.
     items: Option<ItemFigures>,
+    /// Newest measured ratio of the spreads of predictions and targets; 0 before the first.
+    spread_ratio: f64,
+    /// Samples per step of each member.
+    parts: BTreeMap<Ordinal, f64>,
 }
 
 /// What became of the priorities of all members since this driver began, and the part of a step in which the first rank waited for a draw.
@@ -78,6 +82,8 @@ impl Figures {
             last: v1::TrainingProgress::default(),
             stall_seconds: 0.0,
             items: is_buffer.then(ItemFigures::default),
+            spread_ratio: 0.0,
+            parts: BTreeMap::new(),
         }
     }
 
@@ -91,6 +97,7 @@ impl Figures {
     /// A member left.
     pub(super) fn remove(&mut self, worker: Ordinal) {
         self.meter.remove(worker.0);
+        self.parts.remove(&worker);
     }
 
     /// Takes the progress of a member; that of the first rank stands for the group.
@@ -104,6 +111,10 @@ impl Figures {
         if progress.steps == 0 {
             return;
         }
+        if progress.spread_ratio > 0.0 {
+            self.spread_ratio = progress.spread_ratio;
+        }
+        self.parts.insert(worker, progress.own_samples as f64 / progress.steps as f64);
         self.meter.record_solo(worker.0, progress.own_samples, progress.compute_seconds);
         self.stall_seconds = self.stall_seconds.max(progress.checkpoint_stall_seconds);
         if rank != Some(0) {
@@ -185,6 +196,14 @@ impl Figures {
             // One worker is left of several.
             ("fallback".to_owned(), f64::from(u8::from(self.members == 1 && workers > 1))),
         ]);
+        if self.spread_ratio > 0.0 {
+            metrics.insert("spread_ratio".to_owned(), self.spread_ratio);
+        }
+        let parts = || self.parts.values().copied();
+        let (least, most) = (parts().fold(f64::INFINITY, f64::min), parts().fold(0.0, f64::max));
+        if least > 0.0 && most > 0.0 {
+            metrics.insert("part_ratio".to_owned(), most / least);
+        }
         if let Some(items) = &self.items {
             metrics.extend([
                 ("priorities_changed".to_owned(), items.changed as f64),
@@ -227,13 +246,15 @@ pub(super) fn findings(
         "{} parameters, {} steps of {} samples, {} samples in all.",
         result.parameters,
         replay.steps,
-        replay.batch * replay.sync_every,
+        replay.batch * replay.sync_every * replay.accumulate,
         result.samples
     );
     let figure = |name: &str| state.metrics.get(name).copied();
     let number = |name: &str, digits: usize| figure(name).map_or_else(|| "-".into(), |it| format!("{it:.digits$}"));
     let on = "on held-out samples".to_owned();
-    let mut tiles = if result.held_out > 0 {
+    let mut tiles = if result.classes > 0 {
+        vec![("Accuracy", format!("{:.3}", result.accuracy), on)]
+    } else if result.held_out > 0 {
         vec![
             ("Correlation", format!("{:.3}", result.correlation), on.clone()),
             ("Squared error", format!("{:.5}", result.squared_error), on),
@@ -249,7 +270,17 @@ pub(super) fn findings(
     let summary = verdicts.iter().map(|(_, text)| text.clone()).collect();
     let page = training_page(&state.name, &about, verdicts, tiles, &training.history)?;
     let mut metrics = BTreeMap::from([("parameters".to_owned(), result.parameters as f64)]);
-    if result.held_out > 0 {
+    if let Some(ridge) = &result.ridge {
+        metrics.extend(if result.classes > 0 {
+            vec![("ridge_accuracy".to_owned(), ridge.accuracy)]
+        } else {
+            let TrainingBaseline { squared_error, correlation, .. } = *ridge;
+            vec![("ridge_squared_error".to_owned(), squared_error), ("ridge_correlation".to_owned(), correlation)]
+        });
+    }
+    if result.classes > 0 {
+        metrics.insert("held_out_accuracy".to_owned(), result.accuracy);
+    } else if result.held_out > 0 {
         metrics.extend([
             ("held_out_correlation".to_owned(), result.correlation),
             ("held_out_squared_error".to_owned(), result.squared_error),
@@ -267,7 +298,22 @@ pub(super) fn findings(
     })
 }
 
+/// Returns the alarm for predictions that have collapsed to a constant.
+pub(super) fn collapse(spread_ratio: f64) -> Option<String> {
+    let is_collapsed = spread_ratio > 0.0 && spread_ratio < COLLAPSED;
+    is_collapsed
+        .then(|| format!("The predictions have collapsed: their spread is {spread_ratio:.2} of that of the targets."))
+}
+
 fn held_out_verdicts(result: &v1::TrainingResult) -> Vec<(bool, String)> {
+    if result.classes > 0 {
+        let text = format!(
+            "The class of {:.1} % of {} held-out samples is predicted.",
+            100.0 * result.accuracy,
+            result.held_out
+        );
+        return [(true, text)].into_iter().chain(winner(result)).collect();
+    }
     let is_collapsed = result.spread_ratio < COLLAPSED;
     let spread = if is_collapsed {
         format!("The predictions have collapsed: their spread is {:.2} of that of the targets.", result.spread_ratio)
@@ -278,17 +324,33 @@ fn held_out_verdicts(result: &v1::TrainingResult) -> Vec<(bool, String)> {
         "On {} held-out samples the predictions correlate with the targets by {:.3}.",
         result.held_out, result.correlation
     );
-    vec![(result.correlation > 0.9, correlation), (!is_collapsed, spread)]
+    [(result.correlation > 0.9, correlation), (!is_collapsed, spread)].into_iter().chain(winner(result)).collect()
+}
+
+/// Compares the model with a ridge regression on the same samples.
+fn winner(result: &v1::TrainingResult) -> Option<(bool, String)> {
+    let ridge = result.ridge.as_ref()?;
+    let (wins, figures) = if result.classes > 0 {
+        let figures =
+            format!("{:.1} % against {:.1} % of the classes", 100.0 * result.accuracy, 100.0 * ridge.accuracy);
+        (result.accuracy > ridge.accuracy, figures)
+    } else {
+        let figures = format!("squared error {:.5} against {:.5}", result.squared_error, ridge.squared_error);
+        (result.squared_error < ridge.squared_error, figures)
+    };
+    let text = if wins {
+        format!("The model beats a ridge regression on the held-out samples: {figures}.")
+    } else {
+        format!("A ridge regression is as good as the model or better on the held-out samples: {figures}.")
+    };
+    Some((wins, text))
 }
 
 fn buffer_verdicts(replay: &ReplayRun, loss: f64) -> Vec<(bool, String)> {
-    let name = match &replay.source {
-        ReplaySource::Buffer(source) => &source.name,
-        ReplaySource::Synthetic(_) => return Vec::new(),
-    };
+    let ReplaySource::Buffer(source) = &replay.source else { return Vec::new() };
     let text = format!(
-        "The loss of step {} on items of buffer {name} is {loss:.5}. No items are held out from a buffer.",
-        replay.steps
+        "The loss of step {} on items of buffer {} is {loss:.5}. source.buffer.heldOut names no buffer to measure the result on.",
+        replay.steps, source.name
     );
     vec![(true, text)]
 }

@@ -5,11 +5,11 @@
 //! text is recorded *before* it is written: from then on every driver writes exactly that text, so the final manifest names files
 //! that are complete and no longer change.
 
-use super::record::Recorder;
+use super::frame::{Interruption, conclude, publish, unless_ordered, write_record};
 use crate::runs::credentials;
 use crate::shared::Shared;
 use engram_api::{Code, Problem, SnapshotLocation};
-use engram_learn::run::{LogError, Order, Phase, RunLog as _, RunState, SnapshotResult, SnapshotState, Status};
+use engram_learn::run::{Order, Phase, RunState, SnapshotResult, SnapshotState, Status};
 use engram_memory::RunId;
 use engram_objects::{Credentials, Keys, Options};
 use engram_proto::v1;
@@ -24,8 +24,6 @@ use tokio::sync::watch;
 const MAX_CONCURRENT: usize = 4;
 /// Deadline of one partition, failovers and retries included: half a GiB at 1 MB/s.
 const PARTITION_DEADLINE: Duration = Duration::from_secs(600);
-/// Interval between attempts to write the record.
-const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Driver of one snapshot run.
 pub(super) struct Driver {
@@ -36,23 +34,6 @@ pub(super) struct Driver {
     pub(super) location: SnapshotLocation,
     pub(super) status: watch::Sender<Status>,
     pub(super) orders: watch::Receiver<Order>,
-}
-
-/// Why a driver stops before its run is complete.
-enum Interruption {
-    /// Another driver has the run.
-    Superseded,
-    Ordered(Order),
-    Failed {
-        code: String,
-        message: String,
-    },
-}
-
-impl From<Problem> for Interruption {
-    fn from(problem: Problem) -> Self {
-        Self::Failed { code: problem.code().id().into(), message: problem.message().into() }
-    }
 }
 
 impl From<anyhow::Error> for Interruption {
@@ -77,31 +58,17 @@ impl Driver {
         }
         drop(span);
         self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
-        let (phase, code, message) = match result {
-            Ok(()) => (Phase::Succeeded, String::new(), String::new()),
-            Err(Interruption::Superseded) => return,
-            Err(Interruption::Ordered(Order::Cancel)) => (Phase::Cancelled, String::new(), "cancelled".to_owned()),
-            Err(Interruption::Ordered(_)) => {
-                self.state.suspended = true;
-                (self.state.phase, String::new(), String::new())
-            }
-            Err(Interruption::Failed { code, message }) => (Phase::Failed, code, message),
-        };
-        if phase.is_final() {
-            self.state.end(phase, &code, message, SystemTime::now());
+        if conclude(&mut self.state, result).is_none() {
+            return;
         }
         self.state.metrics.extend(self.status.borrow().metrics.clone());
         if self.record().await.is_err() {
             return;
         }
         credentials::forget(&self.shared, self.run);
-        let state = &self.state;
-        self.status.send_modify(|status| {
-            status.phase = state.reported_phase();
-            (status.code, status.message) = (state.code.clone(), state.message.clone());
-            status.snapshot = state.snapshot.as_ref().and_then(|snapshot| snapshot.written.clone());
-            status.outputs = state.outputs();
-        });
+        let written = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.written.clone());
+        self.status.send_modify(|status| status.snapshot = written);
+        publish(&self.status, &self.state);
     }
 
     async fn drive(&mut self) -> Result<(), Interruption> {
@@ -228,12 +195,9 @@ impl Driver {
     }
 
     /// Returns the credentials, if the specification names a Secret.
-    async fn keys(&mut self) -> Result<Option<Keys>, Interruption> {
-        let mut orders = self.orders.clone();
-        tokio::select! {
-            keys = credentials::wait(&self.shared, self.run, self.location.secret_ref.as_ref(), &self.status) => Ok(keys),
-            Ok(order) = orders.wait_for(|order| *order != Order::Continue) => Err(Interruption::Ordered(*order)),
-        }
+    async fn keys(&self) -> Result<Option<Keys>, Interruption> {
+        let keys = credentials::wait(&self.shared, self.run, self.location.secret_ref.as_ref(), &self.status);
+        unless_ordered(&self.orders, keys).await
     }
 
     /// Returns the folder of an attempt, relative to the manifest.
@@ -249,25 +213,8 @@ impl Driver {
         });
     }
 
-    /// Writes the record, with retries.
     async fn record(&mut self) -> Result<(), Interruption> {
-        let recorder = Recorder { shared: Arc::clone(&self.shared) };
-        loop {
-            match recorder.record(self.run, self.version, self.state.encode(), None).await {
-                Ok(()) => {
-                    self.version += 1;
-                    return Ok(());
-                }
-                // A write whose result was lost ends here as well: the next driver reads the record again.
-                Err(LogError::Superseded) => return Err(Interruption::Superseded),
-                Err(LogError::Cluster(engram_learn::run::ClusterError::Temporary(_))) => {
-                    tokio::time::sleep(RETRY_INTERVAL).await;
-                }
-                Err(LogError::Cluster(error)) => {
-                    return Err(Interruption::Failed { code: "ENG-0308".into(), message: error.to_string() });
-                }
-            }
-        }
+        write_record(&self.shared, (self.run, &mut self.version), &self.state, None).await
     }
 }
 

@@ -1,21 +1,11 @@
 //! Whether two submissions of a run have the same specification.
 
+use engram_learn::run::comparable_spec;
 use engram_proto::v1::{Problem, ProblemKind};
-
-/// Fields that may differ between submissions of one run.
-const CHANGEABLE: [&str; 3] = ["suspend", "ttlSecondsAfterFinished", "managedBy"];
 
 /// Checks that a run of this name is the run that is submitted again.
 pub(super) fn check_same(name: &str, recorded: &serde_json::Value, spec: &serde_json::Value) -> Result<(), Problem> {
-    let normalized = |spec: &serde_json::Value| {
-        let parsed = serde_json::from_value::<engram_api::LearnerRunSpec>(spec.clone());
-        let mut spec = parsed.and_then(serde_json::to_value).unwrap_or_else(|_| spec.clone());
-        if let Some(fields) = spec.as_object_mut() {
-            fields.retain(|field, _| !CHANGEABLE.contains(&field.as_str()));
-        }
-        spec
-    };
-    match difference("spec", &normalized(recorded), &normalized(spec)) {
+    match difference("spec", &comparable_spec(recorded), &comparable_spec(spec)) {
         None => Ok(()),
         Some(field) => {
             let text = format!(

@@ -5,6 +5,7 @@
 
 mod calls;
 
+use super::frame::{Interruption, RETRY_INTERVAL, conclude, failed, publish, unless_ordered, write_record};
 use super::record::Recorder;
 use super::{credentials, input};
 use crate::shared::Shared;
@@ -19,12 +20,10 @@ use engram_memory::RunId;
 use engram_proto::v1::Problem;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Interval between attempts to reach the record or the data of the run.
-const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval of progress updates: workers report at this interval.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 /// Most tasks of a stage: each result is a row of the record.
@@ -56,21 +55,6 @@ pub(super) struct Driver {
     pub(super) orders: watch::Receiver<Order>,
 }
 
-/// Why a driver stops before its run is complete.
-enum Interruption {
-    /// Another driver has the run.
-    Superseded,
-    Ordered(Order),
-    Failed {
-        code: &'static str,
-        message: String,
-    },
-}
-
-fn failed(code: Code, message: impl Into<String>) -> Interruption {
-    Interruption::Failed { code: code.id(), message: message.into() }
-}
-
 impl From<TaskError> for Interruption {
     fn from(error: TaskError) -> Self {
         let code = if matches!(error, TaskError::Invalid(_)) { Code::InvalidValue } else { Code::RunFailed };
@@ -98,40 +82,16 @@ impl Driver {
             Err(_) => return,
         };
         self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
-        let mut page = None;
-        let (phase, code, message) = match result {
-            Ok(row) => {
-                page = Some(row);
-                (Phase::Succeeded, "", String::new())
-            }
-            Err(Interruption::Superseded) => return,
-            Err(Interruption::Ordered(Order::Cancel)) => (Phase::Cancelled, "", "cancelled".to_owned()),
-            Err(Interruption::Ordered(_)) => {
-                self.state.suspended = true;
-                (self.state.phase, "", String::new())
-            }
-            Err(Interruption::Failed { code, message }) => (Phase::Failed, code, message),
-        };
-        if phase.is_final() {
-            self.state.end(phase, code, message, SystemTime::now());
-        } else {
-            (self.state.code, self.state.message) = (String::new(), message);
-        }
+        let Some(page) = conclude(&mut self.state, result) else { return };
         if self.record(page).await.is_err() {
             return;
         }
-        if phase.is_final() {
+        if self.state.phase.is_final() {
             credentials::forget(&self.shared, self.run);
             // Otherwise the next primary of the partition does it.
             let _ = input::forget(&self.shared, self.run, self.state.identity(self.run)).await;
         }
-        let state = &self.state;
-        self.status.send_modify(|status| {
-            status.phase = state.reported_phase();
-            (status.code, status.message) = (state.code.clone(), state.message.clone());
-            (status.outputs, status.elapsed_s) = (state.outputs(), state.elapsed_ms as f64 / 1_000.0);
-            status.metrics.extend(state.metrics.clone());
-        });
+        publish(&self.status, &self.state);
     }
 
     /// Executes all stages. Returns the row of the report page.
@@ -175,13 +135,8 @@ impl Driver {
         Ok(permit.expect("the semaphore is never closed"))
     }
 
-    /// Waits for a future, or for an order that ends the driver.
     async fn unless_ordered<T>(&self, future: impl Future<Output = T>) -> Result<T, Interruption> {
-        let mut orders = self.orders.clone();
-        tokio::select! {
-            output = future => Ok(output),
-            Ok(order) = orders.wait_for(|order| *order != Order::Continue) => Err(Interruption::Ordered(*order)),
-        }
+        unless_ordered(&self.orders, future).await
     }
 
     /// Reads the results that are recorded.
@@ -193,7 +148,7 @@ impl Driver {
                 Ok(_) | Err(LogError::Superseded) => return Err(Interruption::Superseded),
                 Err(LogError::Cluster(ClusterError::Temporary(_))) => tokio::time::sleep(RETRY_INTERVAL).await,
                 Err(LogError::Cluster(ClusterError::Permanent { code, message })) => {
-                    return Err(Interruption::Failed { code, message });
+                    return Err(Interruption::Failed { code: code.into(), message });
                 }
             }
         };
@@ -207,9 +162,7 @@ impl Driver {
         loop {
             match input::data(&self.shared, ids, file).await {
                 Ok(content) => return Ok(Some(content)),
-                Err(input::DataError::Unusable(problem)) => {
-                    return Err(failed(problem.code(), problem.message()));
-                }
+                Err(input::DataError::Unusable(problem)) => return Err(problem.into()),
                 Err(input::DataError::Unavailable(Problem { message, .. })) => {
                     tracing::warn!(run = %self.run, problem = message, "failed to read run data; retrying");
                     self.unless_ordered(tokio::time::sleep(RETRY_INTERVAL)).await?;
@@ -304,7 +257,7 @@ impl Driver {
         match outcome {
             Outcome::Finished { worker } => Ok(Some(AssignmentEvent::Finished(worker))),
             Outcome::Failed { task, code, message } => {
-                Err(Interruption::Failed { code, message: format!("task {}: {message}", name(task)) })
+                Err(Interruption::Failed { code: code.into(), message: format!("task {}: {message}", name(task)) })
             }
             Outcome::Refused { worker, task, reason } => {
                 tracing::debug!(run = %self.run, worker, task = name(task), reason, "worker did not accept task");
@@ -396,23 +349,8 @@ impl Driver {
         Ok(page)
     }
 
-    /// Writes the record, with retries.
     async fn record(&mut self, row: Option<Vec<u8>>) -> Result<(), Interruption> {
-        let recorder = Recorder { shared: Arc::clone(&self.shared) };
-        loop {
-            match recorder.record(self.run, self.version, self.state.encode(), row.clone()).await {
-                Ok(()) => {
-                    self.version += 1;
-                    return Ok(());
-                }
-                // A write whose result was lost ends here as well: the next driver reads the record again.
-                Err(LogError::Superseded) => return Err(Interruption::Superseded),
-                Err(LogError::Cluster(ClusterError::Temporary(_))) => tokio::time::sleep(RETRY_INTERVAL).await,
-                Err(LogError::Cluster(ClusterError::Permanent { code, message })) => {
-                    return Err(Interruption::Failed { code, message });
-                }
-            }
-        }
+        write_record(&self.shared, (self.run, &mut self.version), &self.state, row).await
     }
 }
 

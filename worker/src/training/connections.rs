@@ -1,28 +1,67 @@
 //! Connections between the members of a generation.
 
-use super::engine::Generation;
 use super::reduce::Connections;
-use engram_collective::transport::{Error, Tcp, TcpOptions};
+use super::secure::PeerTls;
+use engram_collective::group::MemberId;
+use engram_collective::transport::{Error, Secure, Tcp, TcpOptions};
+use engram_identity::Keys;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Connects to all other members of a generation; each wait for a peer ends after `limit`.
-///
-/// # Errors
-/// The first member that cannot be reached.
-pub(super) fn connect(generation: &Generation, listener: &TcpListener, limit: Duration) -> Result<Connections, Error> {
-    let Generation { number, members, rank, .. } = generation;
-    let transport = if members.len() == 1 {
-        None
-    } else {
-        let addresses = members.iter().enumerate().map(|(rank, (_, address))| resolve(rank, address));
-        let addresses: Vec<SocketAddr> = addresses.collect::<Result<_, _>>()?;
-        let options = TcpOptions { connect: limit, ..TcpOptions::default() };
-        Some(Tcp::connect(*rank, *number, &addresses, listener, options)?)
-    };
-    let members = members.iter().map(|(id, _)| *id).collect();
-    Ok(Connections { generation: *number, members, rank: *rank, transport })
+/// A generation as a member sees it.
+#[derive(Clone)]
+pub(super) struct Generation {
+    pub(super) number: u64,
+    /// Members in rank order.
+    pub(super) members: Vec<Peer>,
+    pub(super) rank: usize,
+    /// Set when the generation ends.
+    pub(super) cancel: Arc<AtomicBool>,
+}
+
+/// A member of a generation.
+#[derive(Clone)]
+pub(super) struct Peer {
+    pub(super) id: MemberId,
+    /// Ordinal of its worker.
+    pub(super) ordinal: u32,
+    /// Where it accepts connections for reductions.
+    pub(super) address: String,
+}
+
+/// What a member needs to connect to others.
+pub(super) struct Connector {
+    pub(super) listener: TcpListener,
+    /// Keys of this worker, in a cluster with TLS.
+    pub(super) keys: Option<Arc<Keys>>,
+    /// Limit of the wait for a peer.
+    pub(super) limit: Duration,
+}
+
+impl Connector {
+    /// Connects to all other members of a generation.
+    ///
+    /// # Errors
+    /// The first member that cannot be reached.
+    pub(super) fn connect(&self, generation: &Generation) -> Result<Connections, Error> {
+        let Generation { number, members, rank, .. } = generation;
+        let transport = if members.len() == 1 {
+            None
+        } else {
+            let addresses = members.iter().enumerate().map(|(rank, peer)| resolve(rank, &peer.address));
+            let addresses: Vec<SocketAddr> = addresses.collect::<Result<_, _>>()?;
+            let ordinals: Vec<u32> = members.iter().map(|peer| peer.ordinal).collect();
+            let secure = self.keys.as_deref().map(|keys| PeerTls { keys, ordinals: &ordinals });
+            let secure = secure.as_ref().map(|it| it as &dyn Secure);
+            let options = TcpOptions { connect: self.limit, ..TcpOptions::default() };
+            Some(Tcp::connect(*rank, *number, &addresses, &self.listener, secure, options)?)
+        };
+        let members = members.iter().map(|peer| peer.id).collect();
+        Ok(Connections { generation: *number, members, rank: *rank, transport })
+    }
 }
 
 /// Resolves the address of a rank.

@@ -20,7 +20,7 @@ use engram_collective::group::Position;
 use engram_neural::GradientSum;
 use engram_proto::v1;
 use engram_trace::Span;
-use engram_train::job::{Evaluation, Job, evaluate};
+use engram_train::job::{Evaluation, Job, evaluate, evaluate_rows};
 use engram_train::sharing::{Planner, Shares};
 use engram_train::{Checkpoint, LocalStep, Trainer};
 use std::collections::BTreeMap;
@@ -34,6 +34,8 @@ use xxhash_rust::xxh3::Xxh3;
 const DIGEST_STEPS: u64 = 50;
 /// Name of the digest among the positions in a checkpoint.
 const DIGEST_CURSOR: &str = "digest";
+/// Among the positions in a checkpoint of a model that reads a table.
+pub(super) const TABLE_CURSOR: &str = "table";
 
 /// A rank of a generation of so many members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -230,6 +232,16 @@ impl Engine {
         }
         if step.is_multiple_of(self.checkpoints.every) || step == self.job.steps {
             self.save();
+            self.measure_spread();
+        }
+    }
+
+    /// Measures on the first rank whether predictions still vary as the targets do.
+    fn measure_spread(&mut self) {
+        let is_first = self.connections.as_ref().is_none_or(|open| open.rank == 0);
+        let Some(data) = self.source.dataset().filter(|_| is_first) else { return };
+        if let Ok(found) = evaluate(self.trainer.model(), self.job.spec.loss.kind, data) {
+            self.meter.progress.spread_ratio = found.spread_ratio;
         }
     }
 
@@ -264,7 +276,10 @@ impl Engine {
     fn snapshot(&self) -> Result<Checkpoint, engram_train::CheckpointError> {
         let (generation, world) =
             self.connections.as_ref().map_or((0, 1), |it| (it.generation, it.members.len() as u32));
-        let cursors = BTreeMap::from([(DIGEST_CURSOR.to_owned(), self.position.digest)]);
+        let mut cursors = BTreeMap::from([(DIGEST_CURSOR.to_owned(), self.position.digest)]);
+        if self.job.is_table() {
+            cursors.insert(TABLE_CURSOR.to_owned(), 1);
+        }
         self.trainer.checkpoint(generation, world, cursors)
     }
 
@@ -304,16 +319,11 @@ impl Engine {
             count_priorities(Some(priorities), &mut last);
             self.send(EngineEvent::Progress(last));
         }
-        let loss = self.job.spec.loss.kind;
-        // A buffer holds no samples out.
-        let result = self
-            .source
-            .dataset()
-            .map_or_else(|| Ok(Evaluation::default()), |data| evaluate(self.trainer.model(), loss, data));
-        let result = match result {
+        let result = match self.evaluation() {
             Ok(result) => result,
-            Err(error) => return self.fail(chain(&error)),
+            Err(error) => return self.fail(error),
         };
+        let ridge = self.source.dataset().and_then(engram_train::baseline::ridge);
         self.send(EngineEvent::Completed(v1::TrainingResult {
             step: self.position.step,
             digest: format!("{:032x}", self.trainer.digest()),
@@ -324,7 +334,24 @@ impl Engine {
             correlation: result.correlation,
             spread_ratio: result.spread_ratio,
             checkpoint: self.checkpoints.folder.step(self.position.step).display().to_string(),
+            accuracy: result.accuracy,
+            classes: result.classes,
+            ridge: ridge.map(|it| v1::TrainingBaseline {
+                squared_error: it.squared_error,
+                correlation: it.correlation,
+                accuracy: it.accuracy,
+            }),
         }));
+    }
+
+    /// Measures the model on held-out samples; without any the evaluation is empty.
+    fn evaluation(&mut self) -> Result<Evaluation, String> {
+        let loss = self.job.spec.loss.kind;
+        if let Some(data) = self.source.dataset() {
+            return evaluate(self.trainer.model(), loss, data).map_err(|error| chain(&error));
+        }
+        let Some(rows) = self.source.held_out()? else { return Ok(Evaluation::default()) };
+        evaluate_rows(self.trainer.model(), loss, &rows, 0).map_err(|error| chain(&error))
     }
 }
 

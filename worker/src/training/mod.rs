@@ -18,15 +18,19 @@ mod engine;
 mod files;
 mod host;
 mod links;
+mod meter;
 mod metrics;
 mod predict;
 mod priorities;
 mod reduce;
+mod secure;
 mod serve;
 mod service;
 mod source;
+mod step;
 mod transfer;
 mod wire;
+mod work;
 
 pub(crate) use links::{LinkEvent, Links};
 pub(crate) use metrics::TrainingMetrics;
@@ -71,9 +75,10 @@ impl Trainings {
         }
         let spec: engram_api::LearnerRunSpec = serde_json::from_str(&start.spec_json)?;
         let run = spec.replay.ok_or_else(|| anyhow::anyhow!("spec.replay is missing"))?;
-        let job = Arc::new(Job::new(&run)?);
+        let table = (!start.table.is_empty()).then_some(&start.table[..]);
+        let job = Arc::new(Job::with_table(&run, table)?);
         let warm_start = warm_start(shared, &run)?;
-        let served = Arc::new(Served::new(run.serve_every));
+        let served = Arc::new(Served::new(run.serve_every, job.is_table()));
         let settings = Settings { key, run, job, served: Arc::clone(&served), warm_start };
         let inbox = host::start(shared, settings).await?;
         self.keep_served(key, served);

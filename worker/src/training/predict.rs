@@ -1,11 +1,12 @@
 //! Predictions with the weights of a run on this worker: those of its member, or of its newest checkpoint.
 
+use super::engine::TABLE_CURSOR;
 use super::files::CheckpointFolder;
 use super::serve::Served;
 use crate::shared::Shared;
 use engram_memory::RunId;
 use engram_proto::v1::{self, Problem, ProblemKind};
-use engram_train::Trainer;
+use engram_train::{Manifest, Trainer};
 use std::sync::Arc;
 
 /// Most samples of one call.
@@ -32,6 +33,11 @@ pub(crate) async fn predict(
             None => return Ok(None),
         },
     };
+    if served.is_table {
+        let text = "the model of this run reads the numbers of a table; allowed: runs whose source is synthetic or a buffer. model.py loads its \
+                    checkpoint";
+        return Err(invalid(text.to_owned()));
+    }
     let Some(model) = served.model() else { return Ok(None) };
     let inputs = model.model.inputs() as u32;
     for (sample, features) in request.samples.iter().enumerate() {
@@ -55,9 +61,9 @@ async fn load(shared: &Arc<Shared>, run: RunId) -> Option<Arc<Served>> {
     let state_dir = shared.options.state_dir.clone();
     let load = move || {
         let (submitted_ms, checkpoint) = CheckpointFolder::newest_with_time(&state_dir, run)?;
-        let spec = checkpoint.verify().ok()?.spec;
+        let Manifest { spec, cursors, .. } = checkpoint.verify().ok()?;
         let (trainer, _) = Trainer::restore(&spec, &checkpoint).ok()?;
-        let served = Arc::new(Served::new(1));
+        let served = Arc::new(Served::new(1, cursors.contains_key(TABLE_CURSOR)));
         served.set(&trainer, spec.loss.kind);
         Some((submitted_ms, served))
     };

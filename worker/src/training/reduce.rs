@@ -1,6 +1,6 @@
 //! Reductions of a training step over the connections of one generation.
 
-use engram_collective::cost::Link;
+use engram_collective::cost::{Algorithm, Link};
 use engram_collective::executor::{Executor, Plan, Reduction};
 use engram_collective::group::{Cause, MemberId, Suspicion};
 use engram_collective::message::Tag;
@@ -8,20 +8,28 @@ use engram_collective::transport::{Error, Tcp, Transport, Wait};
 use engram_neural::tree::{Node, TreeError, combine, subtrees};
 use engram_neural::{GradientSum, Moments};
 use engram_train::job::{Job, LEAVES};
-use engram_train::{LocalGradient, Reduce};
+use engram_train::sharing::{Planner, Shares};
+use engram_train::{CompressedSum, LocalGradient, Reduce};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Reductions of a step, which are part of the tags of messages.
 const GRADIENT: u32 = 0;
 const COUNTS: u32 = 1;
 const MOMENTS: u32 = 2;
 const FLAGS: u32 = 3;
+const COMPRESSED: u32 = 4;
 /// Bytes of the moments of one leaf.
 const MOMENT_BYTES: usize = 6 * 8;
 /// Bytes of a count and a loss.
 const COUNT_BYTES: usize = 2 * 8;
+/// Bytes of [`OwnWork`] and of the length of a compressed sum.
+const WORK_BYTES: usize = 3 * 8;
+/// Bytes of a compressed sum per message.
+const CHUNK_BYTES: usize = 256 << 10;
+/// Largest compressed sum: that of the largest model, and a margin for positions.
+const MAX_COMPRESSED_BYTES: usize = 512 << 20;
 
 /// Why a reduction failed.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +40,24 @@ pub(super) enum ReduceError {
     /// Subtrees do not cover the leaves.
     #[error("failed to add subtrees")]
     Tree(#[from] TreeError),
+    /// A member sent a sum that is malformed.
+    #[error("failed to add compressed sums")]
+    Compressed(#[from] engram_collective::compress::Error),
+}
+
+/// Rows of a member in a step, and the time of their computation.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct OwnWork {
+    pub(super) rows: u64,
+    pub(super) nanoseconds: u64,
+}
+
+/// What every member sends with its sum.
+struct Counts {
+    samples: u64,
+    loss: f64,
+    /// Length of its compressed sum.
+    length: usize,
 }
 
 /// The members of a generation, and the connections to them.
@@ -50,6 +76,15 @@ pub(super) struct GroupReduce<'a> {
     pub(super) step: u64,
     /// Leaves whose moments each rank sends.
     pub(super) leaves: &'a dyn Fn(usize) -> usize,
+    pub(super) job: &'a Job,
+    /// Of this member, before its sum is reduced.
+    pub(super) own: OwnWork,
+    /// On the first rank, if parts follow the speed of members.
+    pub(super) planner: Option<&'a mut Planner>,
+    /// Parts of the next steps, as the first rank planned them.
+    pub(super) planned: Option<Shares>,
+    /// Time spent in reductions of moments.
+    pub(super) waited: Duration,
     pub(super) cancel: &'a AtomicBool,
     pub(super) limit: Duration,
     /// Receives suspicions of peers that make no progress.
@@ -64,6 +99,15 @@ impl GroupReduce<'_> {
         own: &[u8],
         length: impl Fn(usize) -> usize,
     ) -> Result<Vec<Vec<u8>>, ReduceError> {
+        self.exchange_chunk((bucket, 0), own, length)
+    }
+
+    fn exchange_chunk(
+        &mut self,
+        (bucket, chunk): (u32, u16),
+        own: &[u8],
+        length: impl Fn(usize) -> usize,
+    ) -> Result<Vec<Vec<u8>>, ReduceError> {
         let Connections { generation, members, rank, transport } = &mut *self.connections;
         let Some(transport) = transport else { return Ok(vec![own.to_vec()]) };
         let suspect = &mut self.suspect;
@@ -72,14 +116,8 @@ impl GroupReduce<'_> {
             true
         };
         let mut wait = Wait::new(self.limit, self.cancel, &mut keep_waiting);
-        let tag = |from: usize| Tag {
-            generation: *generation,
-            step: self.step,
-            bucket,
-            phase: 0,
-            chunk: 0,
-            from: from as u16,
-        };
+        let tag =
+            |from: usize| Tag { generation: *generation, step: self.step, bucket, phase: 0, chunk, from: from as u16 };
         for to in (0..members.len()).filter(|to| to != rank) {
             transport.send(to, tag(*rank), own, &mut wait)?;
         }
@@ -102,13 +140,73 @@ impl GroupReduce<'_> {
         Ok(all.into_iter().map(|flag| flag[0] == 1).collect())
     }
 
+    /// Exchanges what every member sends with its sum, and the plan of the first rank.
+    fn counts(&mut self, samples: u64, loss: f64, length: usize) -> Result<Vec<Counts>, ReduceError> {
+        let members = self.connections.members.len();
+        let mut own = [samples.to_le_bytes(), loss.to_le_bytes(), (length as u64).to_le_bytes()].concat();
+        own.extend_from_slice(&self.own.rows.to_le_bytes());
+        own.extend_from_slice(&self.own.nanoseconds.to_le_bytes());
+        if let Some(planner) = &self.planner {
+            own.extend(planner.sizes().iter().flat_map(|size| size.to_le_bytes()));
+        }
+        let is_planned = self.job.balance.is_some() && members > 1;
+        let fixed = COUNT_BYTES + WORK_BYTES;
+        let plan = |rank: usize| if is_planned && rank == 0 { 4 * members } else { 0 };
+        let all = self.exchange(COUNTS, &own, |rank| fixed + plan(rank))?;
+        if is_planned {
+            let sizes: Vec<u32> = all[0][fixed..].as_chunks().0.iter().map(|it| u32::from_le_bytes(*it)).collect();
+            self.planned = Shares::of(&sizes, self.job.batch, members);
+        }
+        if let Some(planner) = &mut self.planner {
+            let number = |bytes: &[u8], at: usize| u64::from_le_bytes(word(bytes, at));
+            let time = |bytes: &Vec<u8>| (number(bytes, 3) as usize, number(bytes, 4) as f64 * 1e-9);
+            planner.observe(&all.iter().map(time).collect::<Vec<_>>());
+        }
+        let counts = |bytes: &Vec<u8>| {
+            let (samples, loss) = decode_count(bytes);
+            Counts { samples, loss, length: u64::from_le_bytes(word(bytes, 2)) as usize }
+        };
+        Ok(all.iter().map(counts).collect())
+    }
+
+    /// Adds compressed sums of all ranks in rank order.
+    fn sum_compressed(&mut self, sum: &CompressedSum) -> Result<GradientSum, ReduceError> {
+        let counts = self.counts(sum.samples, sum.loss, sum.bytes.len())?;
+        let mut parts: Vec<CompressedSum> = Vec::with_capacity(counts.len());
+        let lengths: Vec<usize> = counts.iter().map(|it| it.length).collect();
+        for (bytes, Counts { samples, loss, .. }) in self.gather(&sum.bytes, &lengths)?.into_iter().zip(counts) {
+            parts.push(CompressedSum { bytes, samples, loss, ..*sum });
+        }
+        Ok(CompressedSum::add_all(&parts)?)
+    }
+
+    /// Sends `own` to all ranks; returns the bytes of all ranks. Chunk by chunk, so that no rank is far ahead of another.
+    fn gather(&mut self, own: &[u8], lengths: &[usize]) -> Result<Vec<Vec<u8>>, ReduceError> {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if let Some(length) = lengths.iter().find(|length| **length > MAX_COMPRESSED_BYTES) {
+            return Err(engram_collective::compress::Error::Malformed(*length).into());
+        }
+        let mut all: Vec<Vec<u8>> = lengths.iter().map(|length| Vec::with_capacity(*length)).collect();
+        for (chunk, start) in (0..longest).step_by(CHUNK_BYTES).enumerate() {
+            let part = |length: usize| start.min(length)..(start + CHUNK_BYTES).min(length);
+            let own = &own[part(own.len())];
+            let received = self.exchange_chunk((COMPRESSED, chunk as u16), own, |rank| part(lengths[rank]).len())?;
+            all.iter_mut().zip(received).for_each(|(all, received)| all.extend(received));
+        }
+        Ok(all)
+    }
+
     /// Adds vectors of all ranks element by element.
     fn sum(&mut self, input: &[f32]) -> Result<Vec<f32>, ReduceError> {
         let mut output = vec![0.0; input.len()];
         let Connections { generation, members, rank, transport } = &mut *self.connections;
         let Some(transport) = transport else { return Ok(input.to_vec()) };
         let ranks = members.len();
-        let algorithm = Link::LOOPBACK.choose(ranks, size_of_val(input), true);
+        let algorithm = if self.job.parameter_server {
+            Algorithm::GatherBroadcast
+        } else {
+            Link::LOOPBACK.choose(ranks, size_of_val(input), true)
+        };
         let plan = Plan::new(algorithm, *rank, input.len(), &vec![1.0; ranks]);
         let suspect = &mut self.suspect;
         let mut keep_waiting = |peer: usize| {
@@ -153,6 +251,7 @@ impl Reduce for GroupReduce<'_> {
     type Error = ReduceError;
 
     fn moments(&mut self, local: &[Moments]) -> Result<Moments, ReduceError> {
+        let started = Instant::now();
         let own: Vec<u8> = local.iter().flat_map(encode_moments).collect();
         let leaves = self.leaves;
         let all = self.exchange(MOMENTS, &own, |rank| leaves(rank) * MOMENT_BYTES)?;
@@ -160,6 +259,7 @@ impl Reduce for GroupReduce<'_> {
         for leaf in all.iter().flat_map(|bytes| bytes.chunks_exact(MOMENT_BYTES)) {
             total.add(&decode_moments(leaf));
         }
+        self.waited += started.elapsed();
         Ok(total)
     }
 
@@ -167,15 +267,16 @@ impl Reduce for GroupReduce<'_> {
         let ranks = self.connections.members.len();
         match local {
             LocalGradient::Sum(sum) => {
-                let counts = self.exchange(COUNTS, &encode_count(sum), |_| COUNT_BYTES)?;
+                let counts = self.counts(sum.samples, sum.loss, 0)?;
                 let values = self.sum(&sum.values)?;
                 let mut total = GradientSum { values, ..GradientSum::default() };
-                for (samples, loss) in counts.iter().map(|bytes| decode_count(bytes)) {
+                for Counts { samples, loss, .. } in counts {
                     total.samples += samples;
                     total.loss += loss;
                 }
                 Ok(total)
             }
+            LocalGradient::Compressed(sum) => self.sum_compressed(sum),
             LocalGradient::Subtrees { sums, .. } => {
                 let own: Vec<u8> = sums.iter().flat_map(|(_, sum)| encode_count(sum)).collect();
                 let nodes = |rank: usize| subtrees(Job::leaves(rank, ranks));

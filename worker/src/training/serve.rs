@@ -11,6 +11,8 @@ use std::sync::Arc;
 pub(super) struct Served {
     current: RwLock<Option<Arc<ServedModel>>>,
     every: u64,
+    /// Whether the model reads numbers of a table rather than features.
+    pub(super) is_table: bool,
 }
 
 /// Weights at one step.
@@ -24,8 +26,8 @@ pub(super) struct ServedModel {
 
 impl Served {
     /// Creates it without weights; [`Self::update`] replaces them after `every` updates.
-    pub(super) const fn new(every: u64) -> Self {
-        Self { current: RwLock::new(None), every }
+    pub(super) const fn new(every: u64, is_table: bool) -> Self {
+        Self { current: RwLock::new(None), every, is_table }
     }
 
     pub(super) fn set(&self, trainer: &Trainer, loss: LossKind) {

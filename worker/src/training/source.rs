@@ -9,11 +9,11 @@
 //! with the order `PartitionInvariant` the same parameters, bit for bit.
 //!
 //! A buffer that changes while a run trains, by appends, by other programs or by the priorities of the run itself, is read at whatever
-//! state it has when a member draws, up to one step ahead. Two members may then draw from two states: each draw is exact for the state that it
+//! state it has when a member draws, up to `prefetch` steps ahead. Two members may then draw from two states: each draw is exact for the state that it
 //! saw, and its importance weight is relative to the largest one of that state over all partitions, but another execution of the run draws
 //! other items. The parameters are equal on all members in any case, because they follow from the reduced sums alone.
 
-use super::engine::EngineEvent;
+use super::work::EngineEvent;
 use crate::buffers::{Buffers, is_passing};
 use crate::shared::Shared;
 use engram_neural::Model;
@@ -25,6 +25,7 @@ use engram_replay::schema::DType;
 use engram_train::buffer::{BufferPlan, DrawnItems};
 use engram_train::dataset::Dataset;
 use engram_train::job::{Job, Rows};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,9 @@ use tokio::task::JoinHandle;
 const WAIT: Duration = Duration::from_millis(500);
 /// Pause before a draw is repeated while partitions have no primary.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Most items that the result is measured on, and the time to draw them.
+const HELD_OUT_ITEMS: u64 = 4_096;
+const HELD_OUT_DEADLINE: Duration = Duration::from_secs(30);
 /// Handles or samples of a batch that a message names.
 const NAMED_SAMPLES: usize = 8;
 
@@ -80,7 +84,7 @@ pub(super) struct Source {
 }
 
 enum Kind {
-    Generated(Dataset),
+    Generated(Arc<Dataset>),
     Buffer(Draws),
 }
 
@@ -91,8 +95,8 @@ struct Draws {
     /// Becomes true when the member ends.
     ending: watch::Receiver<bool>,
     events: mpsc::Sender<EngineEvent>,
-    /// The batches of the next step, while they are drawn.
-    next: Option<(Key, JoinHandle<Result<StepData, String>>)>,
+    /// The batches of the next steps, while they are drawn.
+    next: VecDeque<(Key, JoinHandle<Result<StepData, String>>)>,
 }
 
 impl Source {
@@ -106,19 +110,47 @@ impl Source {
         let kind = job.dataset().map_or_else(
             || {
                 let buffers = Buffers::of_cluster(shared);
-                Kind::Buffer(Draws { buffers, runtime: Handle::current(), ending, events, next: None })
+                Kind::Buffer(Draws { buffers, runtime: Handle::current(), ending, events, next: VecDeque::new() })
             },
             Kind::Generated,
         );
         Self { job, kind, current: None }
     }
 
-    /// Returns the generated samples; `None` with a buffer.
-    pub(super) const fn dataset(&self) -> Option<&Dataset> {
+    /// Returns the samples in memory; `None` with a buffer.
+    pub(super) fn dataset(&self) -> Option<&Dataset> {
         match &self.kind {
             Kind::Generated(data) => Some(data),
             Kind::Buffer(_) => None,
         }
+    }
+
+    /// Draws items of the buffer that the result is measured on; `None` without such a buffer, and where it is empty.
+    ///
+    /// # Errors
+    /// The buffer does not exist any more, has other fields, or does not answer in time.
+    pub(super) fn held_out(&self) -> Result<Option<Rows>, String> {
+        let (Kind::Buffer(draws), Some(plan)) = (&self.kind, self.job.buffer()) else { return Ok(None) };
+        let Some(name) = &plan.held_out else { return Ok(None) };
+        let sample = async {
+            let (schema, _, items) = draws.buffers.contents(name).await.map_err(|problem| problem.message)?;
+            plan.fit(&schema).map_err(|error| error.to_string())?;
+            let count = u32::try_from(items.min(HELD_OUT_ITEMS)).unwrap_or(u32::MAX);
+            if count == 0 {
+                return Ok(None);
+            }
+            let request = v1::SampleItemsRequest {
+                buffer: name.clone(),
+                sampler: Some(Sampler::Uniform(v1::UniformSampler {})),
+                count,
+                ..request(&self.job, plan, 0, 0)
+            };
+            let all: Vec<u32> = (0..count).collect();
+            let batch = draw_batch(&draws.buffers, request, &all, &draws.events).await?;
+            Ok(Some(rows_of(plan, &batch, &all)?.0))
+        };
+        let sampled = draws.runtime.block_on(async { tokio::time::timeout(HELD_OUT_DEADLINE, sample).await });
+        sampled.unwrap_or_else(|_| Err(format!("buffer {name}: no items within {} s", HELD_OUT_DEADLINE.as_secs())))
     }
 
     /// Returns the rows `rows` of each batch of a step, and begins to draw those of the next step.
@@ -139,7 +171,8 @@ impl Source {
             Kind::Generated(data) => generated(&self.job, model, data, step, rows),
             Kind::Buffer(draws) => {
                 let data = draws.finish_draw(&self.job, &key)?;
-                draws.begin(&self.job, (step + 1, rows.clone()));
+                let ahead = self.job.buffer().map_or(0, |plan| plan.prefetch);
+                (1..=ahead).for_each(|ahead| draws.begin(&self.job, (step + ahead, rows.clone())));
                 data
             }
         };
@@ -151,9 +184,7 @@ impl Source {
 
 impl Drop for Draws {
     fn drop(&mut self) {
-        if let Some((_, task)) = self.next.take() {
-            task.abort();
-        }
+        self.next.iter().for_each(|(_, task)| task.abort());
     }
 }
 
@@ -166,19 +197,25 @@ fn generated(job: &Job, model: &Model, data: &Dataset, step: u64, rows: &Range<u
 impl Draws {
     /// Begins to draw a step, unless that is in progress.
     fn begin(&mut self, job: &Arc<Job>, key: Key) {
-        if key.0 >= job.steps || self.next.as_ref().is_some_and(|(known, _)| *known == key) {
+        if key.0 >= job.steps || self.next.iter().any(|(known, _)| *known == key) {
             return;
         }
         let draw = draw(self.buffers.clone(), Arc::clone(job), key.clone(), self.events.clone());
-        if let Some((_, outdated)) = self.next.replace((key, self.runtime.spawn(draw))) {
-            outdated.abort();
-        }
+        self.next.push_back((key, self.runtime.spawn(draw)));
     }
 
-    /// Waits for a step, however long the buffer has too few items or a partition no primary.
+    /// Waits for a step, however long the buffer has too few items or a partition no primary. Draws of other parts are stopped.
     fn finish_draw(&mut self, job: &Arc<Job>, key: &Key) -> Result<StepData, SourceError> {
+        self.next.retain(|((step, rows), task)| {
+            let is_current = *step >= key.0 && *rows == key.1;
+            if !is_current {
+                task.abort();
+            }
+            is_current
+        });
         self.begin(job, key.clone());
-        let Some((_, task)) = self.next.take() else { return Err(SourceError::Ended) };
+        let at = self.next.iter().position(|(known, _)| known == key);
+        let Some((_, task)) = at.and_then(|at| self.next.remove(at)) else { return Err(SourceError::Ended) };
         let abort = task.abort_handle();
         let ending = &mut self.ending;
         let drawn = self.runtime.block_on(async {
@@ -206,8 +243,8 @@ async fn draw(
 ) -> Result<StepData, String> {
     let plan = job.buffer().ok_or("the source of the run is no buffer")?;
     let mut data = StepData::default();
-    for micro in 0..job.sync_every as u64 {
-        let number = step * job.sync_every as u64 + micro;
+    for micro in 0..job.batches as u64 {
+        let number = step * job.batches as u64 + micro;
         let draws = job.draws(number, &rows);
         if draws.is_empty() {
             data.batches.push(Rows::default());

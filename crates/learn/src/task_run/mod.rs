@@ -29,6 +29,7 @@ pub use fisher::FisherTasks;
 pub use local::run_locally;
 pub use record::{CorruptRow, RecordedTasks, TaskReport, TaskSummary, page_row, result_row};
 pub use registry::task_run;
+pub use samples::digits_table;
 pub use training::training_page;
 pub use tropical::TropicalTasks;
 

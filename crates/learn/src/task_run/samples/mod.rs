@@ -96,10 +96,24 @@ pub(super) fn file_name(file: &DataFile) -> String {
     path.rsplit('/').next().unwrap_or(path).to_owned()
 }
 
-fn digits() -> Result<Dataset, TaskError> {
+fn digits_text() -> Result<String, TaskError> {
     let mut text = String::new();
     let unpacked = flate2::read::GzDecoder::new(DIGITS).read_to_string(&mut text);
     unpacked.map_err(|error| TaskError::Failed(format!("failed to unpack the built-in digits: {error}")))?;
+    Ok(text)
+}
+
+/// Returns the built-in digits as a table: 64 columns of pixels and the column `digit`.
+///
+/// # Errors
+/// They cannot be unpacked.
+pub fn digits_table() -> Result<Vec<u8>, TaskError> {
+    let names: Vec<String> = (0..64).map(|pixel| format!("pixel{pixel}")).collect();
+    Ok(format!("{},digit\n{}", names.join(","), digits_text()?).into_bytes())
+}
+
+fn digits() -> Result<Dataset, TaskError> {
+    let text = digits_text()?;
     let mut dataset = Dataset {
         name: "handwritten digits (built in)".to_owned(),
         width: 64,

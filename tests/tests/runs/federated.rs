@@ -1,0 +1,174 @@
+//! Federated runs: clients train together, and a round goes on when the worker that drives it dies.
+
+use super::runs;
+use engram_client::Client;
+use engram_participant::{Assignment, ClientKeys, Next, Participant};
+use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
+use serde_json::Value;
+use std::time::Duration;
+
+const CLIENTS: usize = 4;
+const WAIT: Duration = Duration::from_secs(10);
+
+fn manifest(name: &str, rounds: usize, more: &str) -> String {
+    format!(
+        "apiVersion: engram.dev/v1alpha1\nkind: LearnerRun\nmetadata: {{ name: {name} }}\nspec:\n  clusterRef: {{ name: fed }}\n  \
+         kind: Federated\n  federated:\n    model: {{ layers: [{{ name: w, shape: [{CLIENTS}] }}] }}\n    rounds: {rounds}\n    \
+         clients: {{ population: {CLIENTS}, perRound: {CLIENTS}, minimum: {CLIENTS} }}\n{more}"
+    )
+}
+
+fn keys() -> Vec<ClientKeys> {
+    (0..CLIENTS).map(|_| ClientKeys::generate()).collect()
+}
+
+fn participants(client: &Client, run: &str, keys: &[ClientKeys]) -> Vec<Participant> {
+    let one = |(number, keys): (usize, &ClientKeys)| Participant::new(client.clone(), run, &format!("c{number}"), keys.clone());
+    keys.iter().enumerate().map(one).collect()
+}
+
+/// The update of a client: 1 at its own place, so that the model counts how often each client was aggregated.
+fn update(number: usize) -> Vec<f32> {
+    (0..CLIENTS).map(|place| if place == number { 1.0 } else { 0.0 }).collect()
+}
+
+/// Lets a client check in until it has a task; `None` when the run has ended.
+async fn task(participant: &Participant) -> Option<Assignment> {
+    loop {
+        match participant.next(WAIT).await.expect("failed to check in") {
+            Next::Task(assignment) => return Some(assignment),
+            Next::Nothing => {}
+            Next::Ended(_) => return None,
+        }
+    }
+}
+
+/// All clients take part at once until the run ends.
+async fn take_part(participants: Vec<Participant>) {
+    let clients = participants.into_iter().enumerate().map(|(number, participant)| {
+        tokio::spawn(async move {
+            while let Some(assignment) = task(&participant).await {
+                match participant.submit(&assignment.task, &update(number), 1, Some(1.0)).await {
+                    Ok(_) => {}
+                    Err(error) if error.is_stale() => {}
+                    Err(error) => panic!("client {number}: {error}"),
+                }
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.expect("a client failed");
+    }
+}
+
+fn named(cluster: &Cluster, name: &str) -> Option<Value> {
+    let listed = cluster.engram(&["list", "runs", "-o", "json"]);
+    // Runs of partitions without primary are not listed.
+    let items = (listed.code == Some(0)).then(|| listed.json()["items"].clone())?;
+    items.as_array()?.iter().find(|run| run["name"] == name).cloned()
+}
+
+fn kill_driver(cluster: &mut Cluster, name: &str) {
+    let driver = wait_for("the driver", DEADLINE, || named(cluster, name)?["driver"].as_u64()) as usize;
+    let pid = cluster.worker(driver).expect("the worker runs");
+    cluster.kill(pid);
+}
+
+fn wait_for_success(cluster: &Cluster, name: &str) -> Value {
+    let ended = wait_for("the run to end", DEADLINE, || named(cluster, name).filter(|run| run["phase"] != "Running"));
+    assert_eq!(ended["phase"], "Succeeded", "{ended}");
+    ended
+}
+
+async fn model(client: &Client, run: &str) -> Vec<f32> {
+    participants(client, run, &keys())[0].newest_model().await.expect("failed to download the model")
+}
+
+#[test]
+fn a_round_survives_the_death_of_its_worker_and_counts_each_update_once() {
+    let mut cluster = Cluster::up(&cluster_manifest("fed", 3, "  partitions: 4\n"));
+    let wrong = cluster.file("wrong.yaml", manifest("wrong", 2, "    secureAggregation: {}\n    strategy: { kind: Median }\n"));
+    cluster.engram(&["run", &wrong]).fails_with(2, &["secureAggregation", "Median", "single updates"]);
+    let file = cluster.file("run.yaml", manifest("plain", 2, ""));
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    let keys = keys();
+    // All have a task; one has committed, and one has a task of which the server knows nothing more.
+    let tasks = cluster.client(async |client| {
+        let participants = participants(&client, "plain", &keys);
+        let assigned = futures_of(&participants).await;
+        participants[0].submit(&assigned[0].task, &update(0), 1, Some(1.0)).await.expect("failed to submit");
+        let stranger = Participant::new(client.clone(), "plain", "c0", ClientKeys::generate());
+        let forged = stranger.submit(&assigned[0].task, &update(1), 1, None).await.expect_err("another secret");
+        assert!(forged.to_string().contains("secret"), "{forged}");
+        let foreign = participants[1].submit(&assigned[0].task, &update(1), 1, None).await.expect_err("another's task");
+        assert!(foreign.to_string().contains("another client"), "{foreign}");
+        assigned
+    });
+    kill_driver(&mut cluster, "plain");
+    cluster.client(async |client| {
+        let participants = participants(&client, "plain", &keys);
+        let repeated = participants[0].submit(&tasks[0].task, &update(0), 1, Some(1.0)).await;
+        assert!(repeated.expect("failed to repeat"), "it was acknowledged before");
+        for number in 1..CLIENTS {
+            let submitted = participants[number].submit(&tasks[number].task, &update(number), 1, Some(1.0)).await;
+            assert!(!submitted.expect("failed to submit"), "client {number} was counted twice");
+        }
+    });
+    // The last update of the round is acknowledged, its version may not be stored yet.
+    kill_driver(&mut cluster, "plain");
+    cluster.client(async |client| take_part(participants(&client, "plain", &keys)).await);
+    let ended = wait_for_success(&cluster, "plain");
+    assert_eq!((ended["epoch"].as_u64(), ended["updates"].as_u64()), (Some(2), Some(8)), "{ended}");
+    // Each client is in each of the two means of four once.
+    assert_eq!(cluster.client(async |client| model(&client, "plain").await), [0.5; CLIENTS]);
+    hide_updates(&mut cluster);
+    cluster.stop();
+}
+
+/// Lets all clients check in at once; returns their tasks.
+async fn futures_of(participants: &[Participant]) -> Vec<Assignment> {
+    let mut waiting: Vec<_> = participants.iter().map(|participant| Box::pin(task(participant))).collect();
+    let mut tasks = Vec::new();
+    std::future::poll_fn(|context| {
+        let mut index = 0;
+        while index < waiting.len() {
+            match waiting[index].as_mut().poll(context) {
+                std::task::Poll::Ready(task) => {
+                    drop(waiting.remove(index));
+                    tasks.push(task.expect("the run has not ended"));
+                }
+                std::task::Poll::Pending => index += 1,
+            }
+        }
+        if waiting.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    tasks.sort_by_key(|assignment| assignment.task.number);
+    tasks
+}
+
+/// With secure aggregation and privacy, rounds go on when the worker that relays the masks dies.
+fn hide_updates(cluster: &mut Cluster) {
+    let privacy = "    privacy: { epsilon: 1000, delta: 0.1, noiseMultiplier: 0.1, clip: 1 }\n    secureAggregation: {}\n";
+    let file = cluster.file("secure.yaml", manifest("secure", 3, privacy));
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    let keys = keys();
+    let driver = wait_for("the driver", DEADLINE, || named(cluster, "secure")?["driver"].as_u64()) as usize;
+    let pid = cluster.worker(driver).expect("the worker runs");
+    cluster.client(async |client| {
+        let clients = take_part(participants(&client, "secure", &keys));
+        let killed = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::SIGKILL)
+                .expect("failed to kill the worker");
+        };
+        tokio::join!(clients, killed);
+    });
+    let ended = wait_for_success(cluster, "secure");
+    assert_eq!((ended["epoch"].as_u64(), ended["updates"].as_u64()), (Some(3), Some(12)), "{ended}");
+    assert!(ended["metrics"]["epsilon_spent"].as_f64() > Some(0.0), "{ended}");
+    let model = cluster.client(async |client| model(&client, "secure").await);
+    // Three means of four, with noise of a tenth of the norm over four.
+    assert!(model.iter().all(|value| (value - 0.75).abs() < 0.25), "{model:?}");
+    assert_eq!(runs(cluster).len(), 2);
+}

@@ -1,0 +1,133 @@
+//! The group of a Replay run as its driver sees it: connections to the members, and the service that decides about the membership.
+
+use super::replay_figures::Figures;
+use crate::training::{self, LinkEvent, Links};
+use engram_api::ReplayRun;
+use engram_collective::group::{
+    MemberId, Position, Quorum, Record, Service, ServiceAction, ServiceEvent, Settings, Timing,
+};
+use engram_learn::run::{GroupMemberState, TrainingState};
+use engram_memory::Ordinal;
+use engram_proto::v1::{self, training_order};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Time to wait for members to end.
+const END_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The group while it trains.
+pub(super) struct Group {
+    pub(super) links: Links,
+    pub(super) term: u64,
+    pub(super) timing: Timing,
+    pub(super) started: Instant,
+    /// `None` until enough workers have joined to choose the position from which the training starts.
+    pub(super) service: Option<Service>,
+    /// Addresses of all members that were ever seen.
+    pub(super) members: BTreeMap<MemberId, v1::GroupMember>,
+    /// The member on each worker with an open connection, and the position at which it joined.
+    pub(super) joined: BTreeMap<Ordinal, (MemberId, Position)>,
+    pub(super) first_joined: Option<Instant>,
+    /// Since when no member that has the state answers.
+    pub(super) lost_since: Option<Instant>,
+    pub(super) figures: Figures,
+    /// Whether the status says why a member waits for data.
+    pub(super) is_waiting: bool,
+    pub(super) results: BTreeMap<Ordinal, v1::TrainingResult>,
+    /// Workers whose member was asked for its result before it had the state of the last step.
+    pub(super) behind: BTreeSet<Ordinal>,
+    /// Since when all steps are committed.
+    pub(super) completed: Option<Instant>,
+    pub(super) recorded: Instant,
+}
+
+impl Group {
+    pub(super) fn new(links: Links, term: u64, replay: &ReplayRun) -> Self {
+        let now = Instant::now();
+        Self {
+            links,
+            term,
+            timing: Timing::new(replay.detect_after.as_millis()),
+            started: now,
+            service: None,
+            members: BTreeMap::new(),
+            joined: BTreeMap::new(),
+            first_joined: None,
+            lost_since: None,
+            figures: Figures::new(replay),
+            is_waiting: false,
+            results: BTreeMap::new(),
+            behind: BTreeSet::new(),
+            completed: None,
+            recorded: now,
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Continues with a recorded membership.
+    pub(super) fn resume(&mut self, training: &TrainingState, min_workers: u64) {
+        for member in &training.members {
+            let GroupMemberState { id, ordinal, address } = member.clone();
+            let member = v1::GroupMember { id, ordinal, reduce_address: address, state_address: String::new() };
+            self.members.insert(MemberId(id), member);
+        }
+        let position = Position { step: training.step, digest: training.digest };
+        let members = training.members.iter().map(|member| MemberId(member.id)).collect();
+        self.start(Record { generation: training.generation, members, position }, min_workers);
+    }
+
+    pub(super) fn start(&mut self, record: Record, min_workers: u64) {
+        let min_members = usize::try_from(min_workers).unwrap_or(usize::MAX);
+        let settings = Settings { timing: self.timing, min_members, quorum: Quorum::StoreTerm };
+        self.service = Some(Service::new(record, self.term, settings, self.now_ms()));
+    }
+
+    pub(super) fn service_event(&mut self, event: ServiceEvent) -> Vec<ServiceAction> {
+        let now_ms = self.now_ms();
+        self.service.as_mut().map_or_else(Vec::new, |service| service.step(event, now_ms))
+    }
+
+    /// A worker has a member; of an earlier process of the worker it is proof that it is dead.
+    pub(super) fn join(&mut self, worker: Ordinal, joined: v1::TrainingMember) -> Vec<ServiceAction> {
+        let position = training::position(joined.position);
+        let Some(address) = joined.member else { return Vec::new() };
+        let member = MemberId(address.id);
+        self.first_joined.get_or_insert_with(Instant::now);
+        self.members.insert(member, address);
+        self.joined.insert(worker, (member, position));
+        let others = self.members.iter().filter(|(id, it)| it.ordinal == worker.0 && **id != member);
+        let dead: Vec<MemberId> = others.map(|(id, _)| *id).collect();
+        if self.completed.is_some() {
+            let stop = training_order::Order::Stop(v1::StopTraining { complete: true });
+            self.links.send(worker, stop);
+        }
+        dead.into_iter().flat_map(|dead| self.service_event(ServiceEvent::Died(dead))).collect()
+    }
+
+    /// Returns the rank of the member on a worker.
+    pub(super) fn rank_of(&self, worker: Ordinal) -> Option<usize> {
+        let (member, _) = self.joined.get(&worker)?;
+        self.service.as_ref()?.record().members.iter().position(|it| it == member)
+    }
+}
+
+/// Ends the members, and waits a moment until they have.
+pub(super) async fn end_group(group: &Group, events: &mut mpsc::Receiver<(Ordinal, LinkEvent)>) {
+    group.links.end_members();
+    let mut open = group.joined.len();
+    let closed = async {
+        while open > 0 {
+            match events.recv().await {
+                Some((_, LinkEvent::Closed)) => open -= 1,
+                Some(_) => {}
+                None => return,
+            }
+        }
+    };
+    // Members without a driver end by themselves.
+    let _ = tokio::time::timeout(END_DEADLINE, closed).await;
+}
