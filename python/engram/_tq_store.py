@@ -1,0 +1,212 @@
+"""Samples of TransferQueue in a replay buffer, and the fence by handle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from . import _tq_values as forms
+from ._aio import run
+from ._arrays import U64
+from ._database import Database
+from ._errors import EngramError
+from ._replay import ReplayBuffer
+
+#: Fields of a row that one item holds: more are split.
+COLUMNS = 8
+#: Bytes of a row that one item holds; an item of the cluster may have 4 MiB, with the description.
+ROW_BYTES = (4 << 20) - (64 << 10)
+#: Items of one request.
+REQUEST = 4096
+#: Cleared samples after which what they left behind is searched for, at least: the search lists all items.
+SWEEP = 4096
+
+#: The handle of one field of a sample: the sample (its first item), the item, the column in it. Never valid for another sample or version.
+Handle: TypeAlias = "tuple[int, int, int]"
+
+
+class StaleHandleError(EngramError, LookupError):
+    """The sample was cleared, or never existed. Nothing was read or changed. ``keys`` are those whose handle is stale."""
+
+    def __init__(self, operation: str, keys: Sequence[str]) -> None:
+        super().__init__(f"{operation} refused: {len(keys)} of the handles are stale, the first of {keys[0]}; get new metadata")
+        self.operation, self.keys = operation, list(keys)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (StaleHandleError, (self.operation, self.keys))
+
+
+class SampleStore:
+    """Samples as items of a buffer. Safe to use from several threads.
+
+    A put appends items and returns a handle per value. An item is never changed: a field that is put again is a new item, and the old version
+    stays readable by its handle until the sample is cleared. What a cleared sample left behind, which its metadata did not name, is swept.
+    """
+
+    def __init__(self, db: Database, name: str, capacity: int, timeout: float | None) -> None:
+        fields: dict[str, Any] = {"form": (np.uint8, (None,))}
+        fields |= {_column(number): (np.uint8, (None,)) for number in range(COLUMNS)}
+        self.buffer = ReplayBuffer(db, name, capacity=capacity, remover="refuse", fields=fields, timeout=timeout)
+        self._timeout = timeout
+        self._cleared = 0
+        self._lock = threading.Lock()
+
+    def put(
+        self, fields: Sequence[forms.Values], tags: Sequence[str], owners: Sequence[int | None]
+    ) -> list[list[Handle]]:
+        """Appends rows: for each field the handle of each row. ``owners`` are the samples of rows that exist already, by their metadata."""
+        rows = len(tags)
+        held = np.array([owner or 0 for owner in owners], np.uint64)
+        self._check("put", held[held > 0], [tag for tag, owner in zip(tags, owners, strict=True) if owner])
+        samples, handles, appended = held, list[list[Handle]](), list[U64]()
+        for group in _grouped(fields):
+            items = self._append(group, rows, tags, samples)
+            appended.append(items)
+            # The first item of a new sample is the sample.
+            samples = np.where(samples == 0, items, samples)
+            for column in range(len(group)):
+                pairs = zip(samples.tolist(), items.tolist(), strict=True)
+                handles.append([(sample, item, column) for sample, item in pairs])
+        try:
+            # The sample may have been cleared meanwhile, and its slot given to another.
+            self._check("put", held[held > 0], [tag for tag, owner in zip(tags, owners, strict=True) if owner])
+        except StaleHandleError:
+            self.buffer.delete(np.concatenate(appended))
+            raise
+        return handles
+
+    def _append(self, group: Sequence[forms.Values], rows: int, tags: Sequence[str], samples: U64) -> U64:
+        lengths, descriptions = forms.describe(group)
+        columns = [("form", lengths, descriptions), *((_column(n), values.lengths, values.data) for n, values in enumerate(group))]
+        empty = (np.zeros(rows, np.uint32), np.empty(0, np.uint8))
+        columns += [(_column(number), *empty) for number in range(len(group), COLUMNS)]
+        native = run(self.buffer._existing(self._timeout))
+        handles, limit = [], self._timeout or 30.0
+        ends = [np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]) for _, lengths, _ in columns]
+        for start in range(0, rows, REQUEST):
+            end = min(start + REQUEST, rows)
+            parts: list[Any] = [
+                (name, "uint8", [], lengths[start:end].tolist(), data[int(at[start]) : int(at[end])])
+                for (name, lengths, data), at in zip(columns, ends, strict=True)
+            ]
+            options = {"trajectories": samples[start:end], "tags": [tag.encode() for tag in tags[start:end]]}
+            handles.append(native.append(end - start, parts, wait=limit, timeout=limit + 10.0, **options).wait()[0])
+        result: U64 = np.concatenate(handles)
+        return result
+
+    def get(self, keys: Sequence[str], fields: Sequence[str], handles: Sequence[Handle | None]) -> list[Any]:
+        """Returns values by handle. Transfers only their columns."""
+        absent = [key for key, handle in zip(keys, handles, strict=True) if handle is None]
+        if absent:
+            raise StaleHandleError("get", absent)
+        known = [handle for handle in handles if handle is not None]
+        # With its type: numbers on both sides of 2^63 would become floats.
+        samples, items, columns = np.array(known, np.uint64).T
+        # A sample that consists of one item is alive if that is.
+        self._check("get", np.unique(samples[samples != items]), keys)
+        result: list[Any] = [None] * len(keys)
+        for column in np.unique(columns).tolist():
+            chosen = np.flatnonzero(columns == column)
+            for start in range(0, len(chosen), REQUEST):
+                part = chosen[start : start + REQUEST]
+                values = self._column(items[part], column, [keys[n] for n in part], [fields[n] for n in part])
+                for number, value in zip(part.tolist(), values, strict=True):
+                    result[number] = value
+        return result
+
+    def _column(self, items: U64, column: int, keys: Sequence[str], fields: Sequence[str]) -> list[Any]:
+        native = run(self.buffer._existing(self._timeout))
+        names = ["form", _column(column)]
+        unique, place = np.unique(items, return_inverse=True)
+        read = native.get(unique, fields=names, timeout=self._timeout).wait()
+        if len(read["missing"]):
+            gone = set(read["missing"].tolist())
+            raise StaleHandleError("get", [key for key, item in zip(keys, items.tolist(), strict=True) if item in gone])
+        found = {name: (lengths, data) for name, _, _, lengths, data in read["columns"]}
+        (form_lengths, form_data), (lengths, data) = (found[name] for name in names)
+        descriptions, ends = _split(form_lengths, form_data), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        shapes = [forms.forms_of(descriptions[row].tobytes())[field] for row, field in zip(place.tolist(), fields, strict=True)]
+        if shapes[0][0] == "torch" and len(unique) == len(items) and len(set(shapes)) == 1:
+            rows = forms.decode_all(shapes[0], len(unique), data)
+            return [rows[row] for row in place.tolist()]
+        bounds = [(int(ends[row]), int(ends[row + 1])) for row in place.tolist()]
+        return [forms.decode(form, data[start:end]) for form, (start, end) in zip(shapes, bounds, strict=True)]
+
+    def clear(self, keys: Sequence[str], handles: Sequence[Handle | None]) -> None:
+        """Deletes the samples of handles, whole, or nothing. A key without a handle names a field that was never written."""
+        pairs = [(key, handle) for key, handle in zip(keys, handles, strict=True) if handle is not None]
+        if not pairs:
+            return
+        items = np.array([handle[:2] for _, handle in pairs], np.uint64)
+        unique = np.unique(items)
+        self._check("clear", unique, [key for key, _ in pairs], items)
+        for start in range(0, len(unique), REQUEST):
+            self.buffer.delete(unique[start : start + REQUEST])
+        with self._lock:
+            self._cleared += len(np.unique(items[:, 0]))
+            due = self._cleared >= max(SWEEP, self.buffer.stats()["items"] // 2)
+            self._cleared = 0 if due else self._cleared
+        if due:
+            self.sweep()
+
+    def sweep(self) -> int:
+        """Deletes items whose sample was cleared without naming them; returns their number."""
+        listed = self.buffer.list(limit=0xFFFF_FFFF)
+        owned = listed.trajectories != 0
+        orphans = listed.index[owned][~np.isin(listed.trajectories[owned], listed.index)]
+        for start in range(0, len(orphans), REQUEST):
+            self.buffer.delete(orphans[start : start + REQUEST])
+        return len(orphans)
+
+    def live(self, tag: str) -> dict[str, tuple[Handle, forms.Form]]:
+        """Returns handle and form of the newest version of each field of the live sample with a tag. Lists all items with the tag."""
+        listed = self.buffer.list(tag=tag)
+        if not len(listed.index):
+            return {}
+        owners = np.where(listed.trajectories == 0, listed.index, listed.trajectories)
+        newest = int(owners[-1])
+        items = listed.index[owners == newest]
+        if newest not in items:
+            return {}
+        found: dict[str, tuple[Handle, forms.Form]] = {}
+        for item, description in zip(items.tolist(), self.buffer.get(items, fields=["form"])["form"], strict=True):
+            for column, (field, form) in enumerate(forms.forms_of(description.tobytes()).items()):
+                found[field] = ((newest, item, column), form)
+        return found
+
+    def _check(self, operation: str, handles: U64, keys: Sequence[str], named: U64 | None = None) -> None:
+        """Raises an error unless all items exist."""
+        if not len(handles):
+            return
+        gone = self.buffer.get(np.unique(handles), fields=[]).missing
+        if len(gone):
+            if named is None:
+                raise StaleHandleError(operation, keys)
+            rows = np.flatnonzero(np.isin(named, gone).any(axis=1))
+            raise StaleHandleError(operation, [keys[int(row)] for row in rows])
+
+
+def _column(number: int) -> str:
+    return f"c{number}"
+
+
+def _split(lengths: Any, data: Any) -> list[Any]:
+    return np.split(data, np.cumsum(lengths)[:-1])
+
+
+def _grouped(fields: Sequence[forms.Values]) -> list[list[forms.Values]]:
+    """Returns the fields of each item of a row."""
+    groups: list[list[forms.Values]] = []
+    size = 0
+    for values in fields:
+        if not groups or len(groups[-1]) == COLUMNS or size + values.largest > ROW_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(values)
+        size += values.largest
+    return groups
+
+
