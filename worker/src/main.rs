@@ -7,15 +7,15 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use engram_telemetry::{Log, LogFormat, Program, Spans};
 use engram_worker::{Options, TokenFiles, Worker, exit, pod};
-use mimalloc::MiMalloc;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Returns freed memory to the system within seconds: docs/decisions/0011-allocator.md.
 #[global_allocator]
-static ALLOCATOR: MiMalloc = MiMalloc;
+static ALLOCATOR: Jemalloc = Jemalloc;
 
 /// One worker of an Engram cluster. Without a command it runs in a pod, with the settings of the operator
 #[derive(Debug, Parser)]

@@ -27,7 +27,7 @@ const USERS: &str = "root:x:0:0::/:/sbin/nologin\nnonroot:x:65532:65532::/:/sbin
 /// Host name lookup: first the file that a kubelet writes, then the cluster's DNS.
 const NAME_SERVICE: &str = "hosts: files dns\n";
 /// Additional Debian packages for building Rust programs and fetching crates.
-const TO_BUILD: &str = "gcc,libc6-dev,ca-certificates";
+const TO_BUILD: &str = "gcc,libc6-dev,make,ca-certificates";
 
 /// Builds the base of programs: package libraries, CA certificates, user names.
 pub(super) fn runtime(builder: &Builder) -> Result<()> {
