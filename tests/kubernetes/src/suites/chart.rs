@@ -15,7 +15,13 @@ use std::process::Command;
 use std::time::Duration;
 
 /// What the chart gives to Grafana.
-pub(super) const DASHBOARD: &str = include_str!("../../../../charts/engram/files/dashboard.json");
+/// Dashboards of the chart. The first two have metrics that every cluster exports.
+pub(super) const DASHBOARDS: [&str; 4] = [
+    include_str!("../../../../charts/engram/files/dashboards/clusters.json"),
+    include_str!("../../../../charts/engram/files/dashboards/operator.json"),
+    include_str!("../../../../charts/engram/files/dashboards/devices.json"),
+    include_str!("../../../../charts/engram/files/dashboards/runs.json"),
+];
 const NAMESPACE: &str = "engram-system";
 const OPERATOR: &str = "system:serviceaccount:engram-system:engram-operator";
 const CLUSTERS: &str = "/apis/engram.dev/v1alpha1/namespaces/engram-system/learnerclusters";
@@ -206,11 +212,19 @@ fn monitors(cluster: &Cluster) -> Result<String> {
         "the alerts are not all there"
     );
     ensure!(!asked.contains("EngramWorkerNotReady"), "an alert that is not wanted is there");
-    let dashboard = asked.split("\n---\n").find(|it| it.contains("grafana_folder: Engram"));
-    let (_, text) = dashboard.and_then(|it| it.split_once("json: |-\n")).context("no dashboard in its folder")?;
-    let panels = expressions(&serde_json::from_str(text).context("the dashboard is no JSON")?).len();
-    ensure!(panels > 10, "the dashboard asks for {panels} things only");
-    Ok(format!("{panels} expressions in the dashboard"))
+    let dashboards = asked.split("\n---\n").find(|it| it.contains("grafana_folder: Engram"));
+    let texts: Vec<&str> = dashboards.context("no dashboards in their folder")?.split(".json: |-\n").skip(1).collect();
+    ensure!(texts.len() == DASHBOARDS.len(), "{} dashboards", texts.len());
+    let mut panels = 0;
+    for text in texts {
+        // The name of the next one follows.
+        let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+        panels += expressions(&values.next().context("an empty dashboard")?.context("a dashboard is no JSON")?).len();
+    }
+    ensure!(panels > 40, "the dashboards ask for {panels} things only");
+    let linked = template(cluster, &["metrics.prometheusRule.enabled=true", "metrics.prometheusRule.runbookBaseUrl=https://wiki/run/"])?;
+    ensure!(linked.contains("runbook_url: https://wiki/run/EngramWorkerNotReady.md"), "alerts do not link to the runbooks");
+    Ok(format!("{panels} expressions in the dashboards"))
 }
 
 fn traces(cluster: &Cluster) -> Result<String> {
@@ -279,9 +293,11 @@ fn alerts(cluster: &Cluster) -> Result<String> {
     };
     run("check", &rules)?;
     run("test", &tests)?;
-    let dashboard = scratch.path().join("dashboard.json");
-    std::fs::write(&dashboard, as_rules(&serde_json::from_str(DASHBOARD)?).to_string())?;
-    run("check", &dashboard)?;
+    for dashboard in DASHBOARDS {
+        let path = scratch.path().join("dashboard.json");
+        std::fs::write(&path, as_rules(&serde_json::from_str(dashboard)?).to_string())?;
+        run("check", &path)?;
+    }
     // An alert that never fires in a test may never fire at all.
     let names: Vec<&str> =
         groups.lines().filter_map(|line| line.trim_start_matches([' ', '-']).strip_prefix("alert: ")).collect();

@@ -53,6 +53,7 @@ const SERVED: Duration = Duration::from_secs(60);
 pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "two operators start from the chart", run: operator },
+        Check { name: "images are pulled from a registry as documented", run: super::registry::check },
         Check { name: "a cluster with certificates is Ready", run: begins },
     ]
 }

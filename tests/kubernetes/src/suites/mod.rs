@@ -16,6 +16,7 @@ mod in_pod;
 mod many;
 mod operator;
 mod orders;
+mod registry;
 mod rules;
 mod runs;
 mod smoke;
