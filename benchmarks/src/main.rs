@@ -16,6 +16,7 @@ mod replay;
 mod row;
 mod rows;
 mod store;
+mod training;
 mod wire;
 
 use std::io::Write;
@@ -65,6 +66,10 @@ enum Suite {
     Device,
     /// Max-plus product and Fisher matrix in process
     Algebra,
+    /// All-reduce between two ranks over loopback TCP
+    Reduce,
+    /// Training step of the reference model
+    Train,
     /// Replay buffers: sample, new priorities and insert, in process and over loopback
     Replay,
     /// Cost of replication, by number of replicas and durability mode
@@ -106,6 +111,8 @@ fn main() -> anyhow::Result<()> {
         Suite::Algebra => algebra::algebra_rows(threads)?,
         Suite::Store => store::store_rows(sizes, threads, scratch)?,
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
+        Suite::Reduce => training::reduce_rows()?,
+        Suite::Train => training::train_rows(threads)?,
         Suite::Replay => [of_each(&replay::replay_rows)?, wire::replay(sizes, threads, scratch)?].concat(),
         Suite::Replication => wire::replication(sizes, threads, scratch)?,
         Suite::ReReplication => wire::re_replication(sizes, threads, scratch)?,

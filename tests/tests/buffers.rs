@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "the helpers are tests, too")]
 
 use engram_client::{
-    Batch, Buffer, BufferSpec, Client, Column, DType, Field, Fields, Items, RateLimit, Remover, Sample, SampleBy,
+    Batch, Buffer, BufferSpec, BufferStats, Client, Column, DType, Field, Fields, Items, RateLimit, Remover, Sample,
+    SampleBy,
 };
 use engram_kernels::priority::Draws;
 use engram_memory::{MemoryId, mix64, partition_of};
@@ -10,6 +11,8 @@ use engram_proto::v1::ProblemKind;
 use engram_replay::tiles::Priorities;
 use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -18,8 +21,21 @@ const PARTITIONS: u32 = 8;
 const ITEMS: usize = 2_000;
 
 fn cluster() -> Cluster {
-    Cluster::up(&cluster_manifest("replay", 3, &format!("  replicationFactor: 2\n  partitions: {PARTITIONS}\n")))
+    Cluster::up(&cluster_manifest(
+        "replay",
+        3,
+        &format!("  replicationFactor: 2\n  partitions: {PARTITIONS}\n{DECLARED}"),
+    ))
 }
+
+/// Buffers of the manifest.
+const DECLARED: &str = "  buffers:
+  - name: declared
+    capacity: 300
+    fields: [{ name: obs, dtype: float32, shape: [2] }, { name: tokens, dtype: uint16, jagged: true }]
+    sampler: { kind: Prioritized, alpha: 0.6 }
+    maxAge: 2
+";
 
 fn fields() -> Vec<Field> {
     vec![
@@ -129,6 +145,11 @@ fn sharded_buffer_draws_what_one_buffer_would() {
         refusals(&client, &buffer).await;
         assert_eq!(buffer.stats().await.unwrap().items, ITEMS as u64, "a refused call changed something");
         limits(&client).await;
+        small(&client).await;
+        pages(&buffer).await;
+        cancelled(&cluster, &client).await;
+        declared(&cluster, &client).await;
+        files(&cluster, &client, &buffer).await;
         assert_eq!(client.drop_buffer("train").await.unwrap(), ITEMS as u64);
         assert_eq!(client.buffer("train").await.unwrap_err().kind(), ProblemKind::BufferUnknown);
     });
@@ -185,8 +206,9 @@ async fn limits(client: &Client) {
         oldest.append(Items { versions, ..items(start..start + 8, |_| 1.0) }).await.unwrap();
     }
     let stats = oldest.stats().await.unwrap();
-    assert_eq!((stats.appended, stats.appended - stats.deleted), (48, stats.items));
-    assert!(stats.items <= 16, "{stats:?}");
+    assert_eq!((stats.appended, stats.items, stats.deleted), (48, 16, 32));
+    let kept = oldest.sample(Sample { version: 5, ..Sample::new(SampleBy::Fifo, 16, 0, 0) }).await.unwrap();
+    assert_eq!(numbers(&kept), (32..48).collect::<Vec<_>>(), "another item than the oldest was removed");
     let uniform = |version| Sample { version, ..Sample::new(SampleBy::Uniform, 64, 1, version) };
     let fresh = oldest.sample(uniform(5)).await.unwrap();
     assert!(fresh.versions.iter().all(|version| *version >= 4));
@@ -216,6 +238,155 @@ async fn limits(client: &Client) {
             limited.sample(Sample::new(SampleBy::Fifo, 2, 0, 0)).await
         });
     assert_eq!((appended.unwrap().handles.len(), numbers(&sampled.unwrap())), (3, vec![2, 3]));
+}
+
+/// A small buffer holds as many items as its capacity says, also of one trajectory, and removes the oldest.
+async fn small(client: &Client) {
+    let buffer = client.create_buffer(&BufferSpec::new("small", fields(), 300)).await.unwrap();
+    assert_eq!(buffer.partitions().len(), 1);
+    for start in (0..300).step_by(50) {
+        let trajectories = vec![7; 50];
+        let appended = buffer.append(Items { trajectories, ..items(start..start + 50, |_| 1.0) }).await.unwrap();
+        assert_eq!(appended.removed, 0, "an item was removed while there was room");
+    }
+    let appended = buffer.append(items(300..320, |_| 1.0)).await.unwrap();
+    assert_eq!((appended.removed, buffer.stats().await.unwrap().items), (20, 300));
+    let kept = buffer.sample(Sample::new(SampleBy::Fifo, 300, 0, 0)).await.unwrap();
+    assert_eq!(numbers(&kept), (20..320).collect::<Vec<_>>());
+}
+
+/// Pages of any size add up to all items in order, with a tag, too.
+async fn pages(buffer: &Buffer) {
+    let tags = |numbers: std::ops::Range<usize>| {
+        numbers.map(|it| if it % 10 == 0 { "tenth".into() } else { "".into() }).collect()
+    };
+    let tagged = buffer.append(Items { tags: tags(0..50), ..items(9_000..9_050, |_| 1.0) }).await.unwrap().handles;
+    let all = buffer.list(None, 0).await.unwrap().handles;
+    let (mut paged, mut after) = (Vec::new(), None);
+    loop {
+        let (page, more) = buffer.page(None, after, 777).await.unwrap();
+        assert!(page.len() <= 777);
+        paged.extend(page.handles);
+        after = more;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(paged, all);
+    assert_eq!(
+        buffer.list(Some(b"tenth"), 0).await.unwrap().handles,
+        tagged.iter().step_by(10).copied().collect::<Vec<_>>()
+    );
+    let (first, more) = buffer.page(Some(b"tenth"), None, 2).await.unwrap();
+    let (rest, _) = buffer.page(Some(b"tenth"), more, 0).await.unwrap();
+    assert_eq!([first.handles, rest.handles].concat(), tagged.iter().step_by(10).copied().collect::<Vec<_>>());
+    buffer.delete(&tagged).await.unwrap();
+}
+
+/// Sum of the calls that wait for `reason`, over all workers, by their metrics.
+fn waiting(cluster: &Cluster, buffer: &str, reason: &str) -> i64 {
+    let endpoints = cluster.endpoints().unwrap();
+    let workers = endpoints["workers"].as_array().unwrap();
+    let label = format!("engram_buffer_waiting{{buffer=\"{buffer}\",reason=\"{reason}\"}} ");
+    let value = |worker: &serde_json::Value| {
+        let mut stream = TcpStream::connect(worker["http"].as_str().unwrap()).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        page.lines().find_map(|line| line.strip_prefix(&label)?.trim().parse::<i64>().ok()).unwrap_or(0)
+    };
+    workers.iter().map(value).sum()
+}
+
+/// A call that waits shows why in the metrics; one that is cancelled is gone at once, and takes no item along.
+async fn cancelled(cluster: &Cluster, client: &Client) {
+    let buffer = client.create_buffer(&BufferSpec::new("empty", fields(), 10)).await.unwrap();
+    let sample = || buffer.sample(Sample { wait: Duration::from_secs(120), ..Sample::new(SampleBy::Fifo, 2, 0, 0) });
+    let until = async |wanted: i64| {
+        let deadline = std::time::Instant::now() + DEADLINE;
+        while waiting(cluster, "empty", "items") != wanted {
+            assert!(std::time::Instant::now() < deadline, "not {wanted} calls wait");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        early = sample() => panic!("a sample of an empty buffer: {early:?}"),
+        () = until(1) => {}
+    }
+    until(0).await;
+    // The next call gets what the cancelled one waited for.
+    let (batch, appended) = tokio::join!(sample(), async {
+        until(1).await;
+        buffer.append(items(0..2, |_| 1.0)).await
+    });
+    assert_eq!(numbers(&batch.unwrap()), [0, 1]);
+    let consumed = buffer.consume("a", 9, Duration::from_secs(60), Duration::ZERO, Fields::None).await.unwrap();
+    assert_eq!(consumed.handles, appended.unwrap().handles);
+    until(0).await;
+}
+
+/// Buffers of the manifest exist, with its settings, and again after they were dropped.
+async fn declared(cluster: &Cluster, client: &Client) {
+    let exists = async || {
+        let deadline = std::time::Instant::now() + DEADLINE;
+        loop {
+            match client.buffer("declared").await {
+                Ok(buffer) => return buffer,
+                Err(error) => assert_eq!(error.kind(), ProblemKind::BufferUnknown, "{error}"),
+            }
+            assert!(std::time::Instant::now() < deadline, "the declared buffer was not created");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let buffer = exists().await;
+    let spec = BufferSpec {
+        sampler: Some(SampleBy::Prioritized { alpha: 0.6, beta: 0.4 }),
+        max_age: Some(2),
+        ..BufferSpec::new("declared", fields(), 300)
+    };
+    assert_eq!(buffer.spec(), &spec);
+    buffer.append(items(0..8, |_| 1.0)).await.unwrap();
+    let batch = buffer.sample(Sample::new(SampleBy::Default, 4, 1, 1)).await.unwrap();
+    assert_eq!(batch.weights.len(), 4, "the sampler of the buffer draws with importance weights");
+    let without = client.buffer("small").await.unwrap();
+    let refused = without.sample(Sample::new(SampleBy::Default, 4, 1, 1)).await.unwrap_err().to_string();
+    assert!(refused.contains("sampler: absent is not allowed"), "{refused}");
+    let other = BufferSpec { capacity: 5, ..spec };
+    let other = client.create_buffer(&other).await.unwrap_err().to_string();
+    assert!(other.contains("capacity: the buffer has 300, the request declares 5"), "{other}");
+    assert_eq!(client.declared_buffers().await.unwrap().1, []);
+    let status = cluster.engram(&["status"]);
+    assert!(status.stdout.lines().any(|line| line.contains("declared") && line.contains("300")), "{}", status.stdout);
+    client.drop_buffer("declared").await.unwrap();
+    assert_eq!(exists().await.stats().await.unwrap().items, 0);
+}
+
+/// Items survive an export and an import in each format, and a sample is a file.
+async fn files(cluster: &Cluster, client: &Client, buffer: &Buffer) {
+    let whole = buffer.list(None, 0).await.unwrap();
+    let expected = buffer.get(&whole.handles, Fields::All).await.unwrap();
+    for format in ["npz", "parquet"] {
+        let path = cluster.folder().join(format!("items.{format}")).display().to_string();
+        let name = format!("copy-{format}");
+        for arguments in
+            [&["buffer", "export", "train", &path][..], &["buffer", "import", &name, &path, "--capacity", "9000"]]
+        {
+            let done = cluster.engram(arguments);
+            assert_eq!(done.code, Some(0), "{arguments:?}: {}", done.stderr);
+        }
+        let copy = client.buffer(&name).await.unwrap();
+        let handles = copy.list(None, 0).await.unwrap().handles;
+        let found = copy.get(&handles, Fields::All).await.unwrap();
+        assert_eq!(
+            (found.columns, found.priorities),
+            (expected.columns.clone(), expected.priorities.clone()),
+            "{format}"
+        );
+    }
+    let path = cluster.folder().join("batch.npz").display().to_string();
+    let sampled = cluster.engram(&["buffer", "sample", "train", "--count", "16", "--alpha", "0.6", "--to", &path]);
+    assert_eq!(sampled.code, Some(0), "{}", sampled.stderr);
+    assert!(std::fs::read(&path).unwrap().windows(11).any(|name| name == b"_weight.npy"));
 }
 
 /// What the loops of the next test did.
@@ -311,7 +482,28 @@ fn killed_worker_loses_no_item_and_consumes_none_twice() {
     let done = loops.join().expect("no loop failed");
     assert!(done.appended.len() > 100 && done.samples > 3, "{} items, {} samples", done.appended.len(), done.samples);
     assert_eq!(done.stale, 0);
+
+    // One more kill while nothing changes: statistics, draws and cursors are the same to the bit.
+    let before = cluster.client(async |client| state(&client, &done).await);
+    let pid = wait_for("the victim to be running", DEADLINE, || cluster.worker(0));
+    cluster.kill(pid);
+    cluster.wait_for_restart(0, pid);
+    cluster.wait_until_ready();
+    let after = cluster.client(async |client| state(&client, &done).await);
+    assert_eq!(before, after);
     cluster.stop();
+}
+
+/// What must survive a kill: statistics, a draw with its importance weights (by the smallest priority), and what the consumer has had.
+async fn state(client: &Client, done: &Done) -> (BufferStats, Batch) {
+    let buffer = client.buffer("train").await.unwrap();
+    let again = buffer.consume("learner", 64, Duration::from_secs(2), Duration::ZERO, Fields::None).await;
+    assert_eq!(again.unwrap_err().kind(), ProblemKind::BufferWait, "an item is consumed twice");
+    let handles: Vec<MemoryId> = done.consumed.keys().copied().take(100).collect();
+    let acknowledged = buffer.acknowledge("learner", &handles).await.unwrap();
+    assert_eq!((acknowledged.applied, acknowledged.stale), (0, handles.len() as u64));
+    let stats = buffer.stats().await.unwrap();
+    (stats, buffer.sample(prioritized(64, 7)).await.unwrap())
 }
 
 async fn check(buffer: &Buffer, done: &Done) {

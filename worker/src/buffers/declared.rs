@@ -1,7 +1,6 @@
 //! Buffers that the manifest declares: the primary of the first partition creates them.
 
 use super::Buffers;
-use super::catalog::Definition;
 use super::manage::HOME;
 use crate::shared::Shared;
 use engram_api::{DeclaredBuffer, DeclaredLimiter, DeclaredRemover, DeclaredSampler, ManifestEnum as _, SamplerKind};
@@ -151,6 +150,7 @@ fn difference(declared: &DeclaredBuffer, found: Option<&v1::BufferSpec>) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use super::super::catalog::Definition;
     use super::*;
     use engram_memory::Group;
 

@@ -25,7 +25,7 @@ use row::Report;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     suite: Suite,
-    /// Peers that run the same workload (suites epoch, store, rank, recall, algebra and replay)
+    /// Peers that run the same workload (suites epoch, store, rank, recall, algebra, reduce, train and replay)
     #[arg(long, value_delimiter = ',', default_value = "numpy", long_help = PEERS_HELP)]
     peers: Vec<Peers>,
     /// Rounds with peers, in turn; the median figure of each row is shown
@@ -45,11 +45,11 @@ pub(crate) struct Options {
     trace: Option<PathBuf>,
 }
 
-const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank, recall, algebra and replay)
+const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank, recall, algebra, reduce, train and replay)
 
 numpy downloads about 20 MB. torch is numpy and PyTorch: about 200 MB if download.pytorch.org is reachable; otherwise \
 the package of PyPI, which for Linux on x86-64 brings the CUDA libraries along: about 3 GB to download and 5 GB on disk. \
-cpprb, torchrl, reverb and transferqueue are for the suite replay: torchrl and transferqueue bring PyTorch, reverb brings TensorFlow. \
+gloo is PyTorch too, for the suites reduce and train. cpprb, torchrl, reverb and transferqueue are for the suite replay: torchrl and transferqueue bring PyTorch, reverb brings TensorFlow. \
 All go into virtual environments under target/peers, once. One that cannot be installed or run is reported as skipped.";
 
 /// Rows of the max-plus matrices, and samples of the Fisher matrix.
@@ -71,6 +71,10 @@ enum Suite {
     Device,
     /// Max-plus product of 1,024 x 1,024 and Fisher matrix of 10,000 samples and 1,000 parameters; sizes are fixed
     Algebra,
+    /// All-reduce of 4 kB, 1 MB and 64 MB between two ranks over loopback TCP
+    Reduce,
+    /// Training step of the reference model, 432,641 parameters and 512 samples
+    Train,
     /// Replay buffers of items of 256 B: sample, new priorities and insert, in process and over loopback; --memories are items
     Replay,
     /// Cost of replication, by number of replicas and durability mode
@@ -93,6 +97,8 @@ impl Suite {
             Self::Recall => "recall",
             Self::Device => "device",
             Self::Algebra => "algebra",
+            Self::Reduce => "reduce",
+            Self::Train => "train",
             Self::Replay => "replay",
             Self::Replication => "replication",
             Self::ReReplication => "re-replication",
@@ -106,9 +112,12 @@ impl Suite {
         let mut kinds: Vec<peers::Kind> = asked.iter().flat_map(|peers| peers.kinds()).copied().collect();
         kinds.retain(|kind| match self {
             Self::Replay => kind.is_replay_buffer(),
+            Self::Reduce | Self::Train => *kind == peers::Kind::TorchTraining,
             // PyTorch has no faster way to the same product.
             Self::Algebra => *kind == peers::Kind::Numpy,
-            Self::Epoch | Self::Store | Self::Rank | Self::Recall => !kind.is_replay_buffer(),
+            Self::Epoch | Self::Store | Self::Rank | Self::Recall => {
+                matches!(kind, peers::Kind::Numpy | peers::Kind::Torch)
+            }
             _ => false,
         });
         kinds
@@ -120,6 +129,7 @@ enum Peers {
     None,
     Numpy,
     Torch,
+    Gloo,
     Cpprb,
     Torchrl,
     Reverb,
@@ -131,7 +141,8 @@ impl Peers {
         match self {
             Self::None => &[],
             Self::Numpy => &[peers::Kind::Numpy],
-            Self::Torch => &[peers::Kind::Numpy, peers::Kind::Torch],
+            Self::Torch => &[peers::Kind::Numpy, peers::Kind::Torch, peers::Kind::TorchTraining],
+            Self::Gloo => &[peers::Kind::TorchTraining],
             Self::Cpprb => &[peers::Kind::Cpprb],
             Self::Torchrl => &[peers::Kind::TorchRl],
             Self::Reverb => &[peers::Kind::Reverb],

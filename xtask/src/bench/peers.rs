@@ -19,6 +19,8 @@ const REACH: Duration = Duration::from_secs(20);
 pub(super) enum Kind {
     Numpy,
     Torch,
+    /// PyTorch as the peer of trainings, with gloo as its transport.
+    TorchTraining,
     Cpprb,
     TorchRl,
     Reverb,
@@ -35,6 +37,7 @@ impl Kind {
         match self {
             Self::Numpy => &["numpy_peer.py"],
             Self::Torch => &["torch_peer.py"],
+            Self::TorchTraining => &["training_peer.py"],
             Self::Cpprb => &["replay_peer.py", "cpprb"],
             Self::TorchRl => &["replay_peer.py", "torchrl"],
             Self::Reverb => &["replay_peer.py", "reverb"],
@@ -85,7 +88,11 @@ struct PeerRow {
 pub(super) fn add(report: &mut Report, kind: Kind, suite: &str, memories: &[String]) -> Result<String> {
     let program = kind.program();
     let mut command = Command::new(install(kind)?);
-    command.current_dir(workspace::root().join("benchmarks/peers")).args(program).args([suite, "--memories"]).args(memories);
+    command
+        .current_dir(workspace::root().join("benchmarks/peers"))
+        .args(program)
+        .args([suite, "--memories"])
+        .args(memories);
     // No `__pycache__` in the checkout.
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     let measured: PeerReport = serde_json::from_str(&process::read(&mut command)?)
@@ -108,10 +115,10 @@ pub(super) fn add(report: &mut Report, kind: Kind, suite: &str, memories: &[Stri
 fn install(kind: Kind) -> Result<std::path::PathBuf> {
     match kind {
         Kind::Numpy => tools::python("peers/numpy", "numpy", &["numpy"]),
-        Kind::Torch if cpu_index_answers() => {
+        Kind::Torch | Kind::TorchTraining if cpu_index_answers() => {
             tools::python("peers/torch", "torch", &["torch", "--index-url", TORCH_CPU_INDEX])
         }
-        Kind::Torch => tools::python("peers/torch", "torch", &["torch"]),
+        Kind::Torch | Kind::TorchTraining => tools::python("peers/torch", "torch", &["torch"]),
         Kind::Cpprb => tools::python("peers/cpprb", "cpprb", &["cpprb==11.0.0"]),
         Kind::TorchRl if cpu_index_answers() => {
             let index = ["torch", "torchrl", "tensordict", "--extra-index-url", TORCH_CPU_INDEX];

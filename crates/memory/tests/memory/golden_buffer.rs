@@ -21,7 +21,7 @@ fn buffer() -> BufferRef {
 }
 
 fn limits() -> Limits {
-    Limits { capacity: 1_000_000, share: 5, remover: Remover::LowestPriority, max_reuse: 2 }
+    Limits { capacity: 1_000_000, share: 6, remover: Remover::LowestPriority, max_reuse: 2 }
 }
 
 fn from() -> u64 {
@@ -47,8 +47,17 @@ fn commands() -> Vec<(&'static str, BufferCommand)> {
         ("define, the partition chooses the group", define(None)),
         ("define with a group", define(Some(Group(255)))),
         (
-            "append of six items, one more than the share",
+            "append of six items, as many as the share",
             BufferCommand::Append { buffer, from: from(), weights, payloads },
+        ),
+        (
+            "append of one more item: another makes room",
+            BufferCommand::Append {
+                buffer,
+                from: from(),
+                weights: vec![3],
+                payloads: [&b"seven"[..]].iter().collect(),
+            },
         ),
         ("set weights", BufferCommand::SetWeights { buffer, ids: vec![item(1), MemoryId(9)], weights: vec![ONE, 0] }),
         ("use of two items", BufferCommand::Use { buffer, sampled: 5, ids: vec![item(2), item(3)] }),
@@ -112,6 +121,6 @@ fn golden_buffer_values_cover_every_kind_and_all_state() {
     assert_eq!(commands().into_iter().map(kind).collect::<BTreeSet<u8>>(), (1..=8).collect());
     let ledger = ledger();
     let buffer = ledger.buffers.get(Group(255)).unwrap();
-    assert_eq!((buffer.counts.inserted, buffer.counts.sampled), (6, 6));
-    assert!(buffer.counts.deleted >= 2 && !buffer.uses.is_empty() && buffer.consumers["learner"].leased() > 0);
+    assert_eq!((buffer.counts.inserted, buffer.counts.sampled, buffer.counts.deleted), (7, 6, 3));
+    assert!(!buffer.uses.is_empty() && buffer.consumers["learner"].leased() > 0);
 }
