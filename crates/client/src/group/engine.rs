@@ -9,7 +9,7 @@ use engram_collective::transport::{Error, Transport, Wait};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -127,6 +127,7 @@ struct Prepared {
 pub(crate) struct Engine {
     position: Position,
     limit: Duration,
+    wait_limit: Duration,
     connect: Box<dyn Connect>,
     signals: Sender<Signal>,
     shared: Arc<Shared>,
@@ -152,7 +153,7 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(
         position: Position,
-        limit: Duration,
+        (limit, wait_limit): (Duration, Duration),
         connect: Box<dyn Connect>,
         signals: Sender<Signal>,
         shared: Arc<Shared>,
@@ -160,6 +161,7 @@ impl Engine {
         Self {
             position,
             limit,
+            wait_limit,
             connect,
             signals,
             shared,
@@ -189,9 +191,13 @@ impl Engine {
                     Err(TryRecvError::Disconnected) => break,
                 }
             } else {
-                match works.recv() {
+                match works.recv_timeout(self.wait_limit) {
                     Ok(work) => Some(work),
-                    Err(_) => break,
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.check_limit();
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => break,
                 }
             };
             match next {
@@ -201,6 +207,15 @@ impl Engine {
             }
         }
         self.complete(Err(GroupError::Left));
+    }
+
+    /// Fails a step that the caller waits for too long.
+    fn check_limit(&mut self) {
+        if self.finish.as_ref().is_some_and(|finish| finish.at.elapsed() >= self.wait_limit) {
+            let failure = GroupError::Paused { step: self.position.step + 1, limit_s: self.wait_limit.as_secs() };
+            self.shared.fail(failure.clone());
+            self.complete(Err(failure));
+        }
     }
 
     fn execute(&mut self, work: Work) {

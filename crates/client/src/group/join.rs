@@ -25,6 +25,8 @@ pub struct GroupOptions {
     pub min_members: u32,
     /// Digest of names, shapes and order of all reduced tensors.
     pub layout: u64,
+    /// Longest wait for the end of a step, also while the group is paused.
+    pub wait_limit: Duration,
     /// Of the state that the process has.
     pub position: Position,
 }
@@ -71,6 +73,7 @@ impl Group {
             connect: Box::new(TcpConnect { listener: reduce, shared: Arc::clone(&shared) }),
             outgoing,
             fetch: fetcher(patience),
+            wait_limit: options.wait_limit,
         };
         let join = v1::JoinGroup {
             name: options.name.clone(),

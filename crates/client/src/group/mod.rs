@@ -70,6 +70,14 @@ pub enum GroupError {
     /// The worker rejected the process.
     #[error("{0}")]
     Rejected(String),
+    /// The group was paused for too long.
+    #[error("step {step} did not finish within {limit_s} s: the group has fewer members than min_members")]
+    Paused {
+        /// The step.
+        step: u64,
+        /// The limit.
+        limit_s: u64,
+    },
     /// The process has left the group.
     #[error("this process has left the group")]
     Left,
@@ -230,6 +238,8 @@ pub struct Parts {
     pub outgoing: Outgoing,
     /// Fetches a state from other members.
     pub fetch: Fetch,
+    /// Longest wait for the end of a step, also while the group is paused.
+    pub wait_limit: Duration,
 }
 
 /// This process in a group.
@@ -258,12 +268,12 @@ impl Group {
     }
 
     fn start_with(parts: Parts, shared: Arc<Shared>) -> std::io::Result<(Self, Sender<Signal>)> {
-        let Parts { id, position, timing, connect, outgoing, fetch } = parts;
+        let Parts { id, position, timing, connect, outgoing, fetch, wait_limit } = parts;
         shared.reached(position);
         let (signals, received) = mpsc::channel();
         let (work, works) = mpsc::channel();
         let limit = Duration::from_millis(timing.progress_ms());
-        let engine = Engine::new(position, limit, connect, signals.clone(), Arc::clone(&shared));
+        let engine = Engine::new(position, (limit, wait_limit), connect, signals.clone(), Arc::clone(&shared));
         let member = member::Driver::new(id, position, timing, work.clone(), outgoing, fetch, Arc::clone(&shared));
         let threads = vec![
             std::thread::Builder::new().name("group-reduce".into()).spawn(move || engine.run(&works))?,

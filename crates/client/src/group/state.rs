@@ -314,3 +314,36 @@ fn fetch_by(position: Position, first: &str, others: &[PeerAddress], patience: D
     }
     Ok(State { position, content: Arc::new(content) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn serve(content: &Arc<Vec<u8>>, step: u64) -> (StateServer, PeerAddress) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let state = listener.local_addr().unwrap().to_string();
+        let copy = StateCopy { position: Position { step, digest: step }, content: Arc::clone(content) };
+        let server = StateServer::start(listener, Arc::new(move || Some(copy.clone())), Duration::ZERO).unwrap();
+        (server, PeerAddress { reduce: String::new(), state })
+    }
+
+    #[test]
+    fn state_is_complete_although_a_source_has_another_one_and_one_is_gone() {
+        let content: Arc<Vec<u8>> = Arc::new((0..5 * CHUNK_BYTES + 77).map(|at| (at % 251) as u8).collect());
+        let mut other = content.to_vec();
+        // Two of its chunks differ.
+        (other[CHUNK_BYTES + 5], other[4 * CHUNK_BYTES + 5]) = (255, 255);
+        let (_first, first) = serve(&content, 7);
+        let (_other, second) = serve(&Arc::new(other), 7);
+        let (gone, third) = serve(&content, 7);
+        drop(gone);
+        let position = Position { step: 7, digest: 7 };
+        let state = fetch(position, &[first.clone(), second, third.clone()], Duration::from_secs(5)).unwrap();
+        assert_eq!((state.position, *state.content == *content), (position, true));
+        // A later state is as good; an earlier one is not.
+        let earlier = fetch(Position { step: 6, digest: 1 }, &[third, first.clone()], Duration::from_secs(5)).unwrap();
+        assert_eq!(earlier.position, position);
+        let later = fetch(Position { step: 8, digest: 1 }, &[first], Duration::from_secs(5));
+        assert!(later.unwrap_err().to_string().contains("no state of step 8"));
+    }
+}
