@@ -1,4 +1,4 @@
-"""PyTorch: batches as tensors, and data sets. Needs the extra ``engram[torch]``."""
+"""PyTorch: batches as tensors, data sets, and elastic data-parallel training. Needs the extra ``engram[torch]``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from ._batch import Batch
 from ._database import one_of
+from ._group import Group as Group
 from ._replay import ReplayBuffer as _ReplayBuffer
 
 

@@ -54,13 +54,16 @@ pub(crate) struct Driver {
     /// Generation and step of the flags that the engine exchanges.
     flagged: Option<(u64, u64)>,
     is_fetching: bool,
+    wait_limit: Duration,
+    /// The step that does not finish, and how often that was found.
+    stalled: (u64, u32),
 }
 
 impl Driver {
     pub(crate) fn new(
         id: MemberId,
         position: Position,
-        timing: Timing,
+        (timing, wait_limit): (Timing, Duration),
         work: Sender<Work>,
         outgoing: Outgoing,
         fetch: Fetch,
@@ -79,6 +82,8 @@ impl Driver {
             addresses: BTreeMap::new(),
             flagged: None,
             is_fetching: false,
+            wait_limit,
+            stalled: (0, 0),
         }
     }
 
@@ -127,7 +132,7 @@ impl Driver {
                 true
             }
             Signal::Notice(term, notice, addresses) => self.notice(term, notice, addresses, own),
-            Signal::Rejected(message) => self.work(Work::Fail(GroupError::Rejected(message))),
+            Signal::Rejected(message) => self.fail(GroupError::Rejected(message)),
             Signal::Installed(position) => {
                 self.work(Work::Installed(position)) && self.step(MemberEvent::CaughtUp { position }, own)
             }
@@ -253,12 +258,23 @@ impl Driver {
         true
     }
 
-    /// A process outside of the group waits as long as its caller does.
-    fn stalled(&self, step: u64) -> bool {
+    /// Fails the step at the limit: until then another member may compute, or the membership service may move. A process outside of the group waits as
+    /// long as its caller does.
+    fn stalled(&mut self, step: u64) -> bool {
         if self.member.report().generation == 0 {
             return true;
         }
-        self.work(Work::Fail(GroupError::Stalled { step, limit_ms: self.timing.abort_ms() }))
+        let times = if self.stalled.0 == step { self.stalled.1 + 1 } else { 1 };
+        self.stalled = (step, times);
+        let waited = Duration::from_millis(self.timing.abort_ms()) * times;
+        tracing::warn!(step, seconds = waited.as_secs_f64(), "a step does not finish");
+        waited < self.wait_limit || self.fail(GroupError::Stalled { step, limit_s: self.wait_limit.as_secs() })
+    }
+
+    /// Ends the open step with a failure.
+    fn fail(&self, failure: GroupError) -> bool {
+        self.cancel();
+        self.work(Work::Fail(failure))
     }
 
     /// Lets the engine exchange flags, once per step and generation: the connections lose nothing.

@@ -15,7 +15,7 @@
 //!   sums, which are only read.
 //! - A step is handed back after every member of its generation holds it, so that survivors of a failure never differ.
 //! - A process that missed a step receives a state before it takes part again; the step that it computed meanwhile is handed back as superseded.
-//! - No wait is without a limit: a step that does not finish within twenty detection times fails.
+//! - No wait is without a limit: a step that does not finish within the limit of the caller fails.
 
 mod engine;
 mod join;
@@ -57,15 +57,15 @@ pub type Completion = Box<dyn FnOnce(Result<Outcome, GroupError>, Vec<Box<dyn Bu
 /// Why a group failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GroupError {
-    /// No step was finished for long, although the group is not paused.
+    /// A step did not finish, although the group is not paused.
     #[error(
-        "step {step} did not finish within {limit_ms} ms: members or the worker with the group's record do not answer"
+        "step {step} did not finish within {limit_s} s: a member computes longer, or the cluster with the group's record does not answer"
     )]
     Stalled {
         /// The step.
         step: u64,
-        /// Twenty detection times.
-        limit_ms: u64,
+        /// The limit.
+        limit_s: u64,
     },
     /// The worker rejected the process.
     #[error("{0}")]
@@ -274,7 +274,8 @@ impl Group {
         let (work, works) = mpsc::channel();
         let limit = Duration::from_millis(timing.progress_ms());
         let engine = Engine::new(position, (limit, wait_limit), connect, signals.clone(), Arc::clone(&shared));
-        let member = member::Driver::new(id, position, timing, work.clone(), outgoing, fetch, Arc::clone(&shared));
+        let member =
+            member::Driver::new(id, position, (timing, wait_limit), work.clone(), outgoing, fetch, Arc::clone(&shared));
         let threads = vec![
             std::thread::Builder::new().name("group-reduce".into()).spawn(move || engine.run(&works))?,
             std::thread::Builder::new().name("group-member".into()).spawn({

@@ -1,0 +1,101 @@
+"""The state of a training as bytes: parameters, buffers, optimizer and scheduler. Without pickle: reading it executes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ._errors import create, invalid
+
+_MAGIC = b"engrtst1"
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def _flatten(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+    """Replaces tensors by their number, and marks containers that JSON does not have."""
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, dict):
+        pairs = [[_flatten(key, tensors, where), _flatten(item, tensors, where)] for key, item in value.items()]
+        return {"dict": pairs}
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_flatten(item, tensors, where) for item in value]}
+    raise invalid(f"{where} has a value of type {type(value).__name__}; allowed: tensors, numbers, texts, lists, tuples and dicts")
+
+
+def _restore(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {_restore(key, tensors): _restore(item, tensors) for key, item in content}
+    items = [_restore(item, tensors) for item in content]
+    return items if kind == "list" else tuple(items)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def _parts(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[tuple[str, Any]]:
+    yield "model", dict(model.state_dict())
+    yield "optimizer", optimizer.state_dict()
+    if scheduler is not None:
+        yield "scheduler", {key: value for key, value in scheduler.state_dict().items() if not callable(value)}
+
+
+def encode(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> bytes:
+    """Copies a state: a header of JSON, then the content of the tensors."""
+    tensors: list[torch.Tensor] = []
+    content = {name: _flatten(value, tensors, name) for name, value in _parts(model, optimizer, scheduler)}
+    kinds = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in tensors]
+    header = json.dumps({"content": content, "tensors": kinds}).encode()
+    return b"".join([_MAGIC, len(header).to_bytes(8, "little"), header, *map(_bytes_of, tensors)])
+
+
+def install(content: bytes, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+    """Replaces a state by that of another member."""
+    if content[:8] != _MAGIC:
+        raise create("VersionMismatch", "the state of the other member has another format; required: the same version of engram")
+    length = int.from_bytes(content[8:16], "little")
+    header = json.loads(content[16 : 16 + length])
+    tensors, at = [], 16 + length
+    for kind, shape in header["tensors"]:
+        dtype = getattr(torch, kind)
+        count = 1
+        for size in shape:
+            count *= size
+        if count:
+            tensor = torch.frombuffer(bytearray(content[at : at + count * dtype.itemsize]), dtype=dtype).reshape(shape)
+        else:
+            tensor = torch.empty(shape, dtype=dtype)
+        at += count * dtype.itemsize
+        tensors.append(tensor)
+    state = {name: _restore(value, tensors) for name, value in header["content"].items()}
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    if scheduler is not None and "scheduler" in state:
+        scheduler.load_state_dict(state["scheduler"])
+
+
+def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Returns a digest of parameters and optimizer state as 32 hexadecimal digits. Buffers of a model, which differ per process, are left out."""
+    hash_ = hashlib.blake2b(digest_size=16)
+    for _, parameter in model.named_parameters():
+        hash_.update(_bytes_of(parameter))
+    tensors: list[torch.Tensor] = []
+    hash_.update(json.dumps(_flatten(optimizer.state_dict(), tensors, "optimizer")).encode())
+    for tensor in tensors:
+        hash_.update(_bytes_of(tensor))
+    return hash_.hexdigest()

@@ -1,0 +1,141 @@
+"""Elastic groups with PyTorch: processes of this machine on a local cluster."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import engram
+
+pytestmark = pytest.mark.torch
+
+EXAMPLE = Path(__file__).parents[2] / "examples/python/ddp_elastic.py"
+
+
+def address(db: engram.Database) -> str:
+    return "grpc://" + ",".join(worker.address for worker in db.status().workers)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("options", [[], ["--ddp"]], ids=["hooks", "ddp"])
+def test_killed_process_costs_no_step_and_a_joiner_ends_with_the_same_bits(db: engram.Database, options: list[str]) -> None:
+    command = [sys.executable, str(EXAMPLE), "--address", address(db), "--group", f"example{len(options)}"]
+    done = subprocess.run([*command, "--steps", "120", "--pause", "0.02", *options], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all processes have digest" in done.stdout
+
+
+GRADIENTS = """
+import json, sys, torch
+from torch import nn
+from engram.torch import Group
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
+unused = nn.Linear(6, 2)
+model.register_module("unused", unused)
+inputs, targets = torch.randn(30, 6), torch.randn(30, 3)
+parts = [slice(0, 20), slice(20, 29), slice(29, 30)]
+
+
+def forward(model, x):
+    module = model.module if hasattr(model, "module") else model
+    return module[1:3](module[0](x))
+
+
+class Head(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x, use):
+        out = self.body[2](self.body[1](self.body[0](x)))
+        return out + (self.body.unused(x).sum() if use else 0)
+
+
+head = Head(model)
+optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
+address, ddp = sys.argv[1], sys.argv[2] == "ddp"
+with Group(address, "gradients-" + sys.argv[2], min_members=3, bucket_mb=0.0005, timeout=2.0) as group:
+    wrapped = group.wrap(head, optimizer, ddp=ddp)
+    while group.steps < 6:
+        part = parts[group.rank]
+        group.samples = part.stop - part.start
+        # Only one process uses the last layer: the others need its gradient all the same.
+        loss = (wrapped(inputs[part], group.rank == 1) - targets[part]).square().sum()
+        loss.backward()
+        assert group.step(), group.last_step
+    own = [it.detach().clone() for it in head.parameters()]
+    rank, digest, statistics = group.rank, group.digest(), group.statistics
+
+torch.manual_seed(0)
+reference = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
+reference.register_module("unused", nn.Linear(6, 2))
+single = Head(reference)
+optimizer = torch.optim.AdamW(single.parameters(), lr=1e-2)
+for _ in range(6):
+    optimizer.zero_grad()
+    total = sum((single(inputs[part], index == 1) - targets[part]).square().sum() for index, part in enumerate(parts))
+    (total / 30).backward()
+    optimizer.step()
+worst = max(float((a - b).abs().max()) for a, b in zip(own, single.parameters()))
+print(json.dumps({"rank": rank, "digest": digest, "worst": worst, "steps": statistics["steps"]}))
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["hooks", "ddp"])
+def test_uneven_batches_and_unused_parameters_equal_one_process_on_all_samples(db: engram.Database, kind: str) -> None:
+    command = [sys.executable, "-c", GRADIENTS, address(db), kind]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = [process.communicate(timeout=100) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    results = [json.loads(output) for output, _ in outputs]
+    assert {result["rank"] for result in results} == {0, 1, 2}
+    assert len({result["digest"] for result in results}) == 1
+    assert all(result["worst"] < 1e-5 and result["steps"] == 6 for result in results), results
+
+
+def test_bad_models_and_other_settings_are_rejected_with_the_field(db: engram.Database) -> None:
+    import torch
+
+    from engram.torch import Group
+
+    def model(width: int = 4) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        layer = torch.nn.Linear(width, 1)
+        return layer, torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    with pytest.raises(engram.InvalidValueError, match="min_members is 0"):
+        Group(db, "settings", min_members=0)
+    with Group(db, "settings") as group:
+        with pytest.raises(engram.InvalidValueError, match="not supported; allowed: dense float32"):
+            half = torch.nn.Linear(2, 1).half()
+            group.wrap(half, torch.optim.SGD(half.parameters(), lr=0.1))
+        group.wrap(*model())
+        assert (group.size, group.rank, group.steps) == (1, 0, 0)
+        with pytest.raises(engram.ConflictError, match="model: its parameters"):
+            Group(db, "settings", join_timeout=10).wrap(*model(5))
+        with pytest.raises(engram.ConflictError, match="timeout is 900 ms; allowed: 500 ms"):
+            Group(db, "settings", timeout=0.9, join_timeout=10).wrap(*model())
+
+
+def test_step_with_a_gradient_that_is_not_finite_is_skipped(db: engram.Database) -> None:
+    import torch
+
+    from engram.torch import Group
+
+    layer = torch.nn.Linear(2, 1)
+    before = layer.weight.detach().clone()
+    with Group(db, "finite") as group:
+        model = group.wrap(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+        (model(torch.ones(1, 2)) * float("nan")).sum().backward()
+        assert not group.step(samples=1)
+        assert torch.equal(layer.weight, before)
+        model(torch.ones(1, 2)).sum().backward()
+        assert group.step(samples=1, clip_norm=0.5)
+        assert group.last_step["members"] == 1 and group.steps == 2
+        assert not torch.equal(layer.weight, before)
+        assert group.statistics["skipped"] == 1
