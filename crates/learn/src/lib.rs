@@ -2,7 +2,7 @@
 //!
 //! [`source`] yields learning epochs; [`prediction`] scores the ranking before each against two baselines;
 //! [`statistics`] holds what is computed from weights; [`report`] is what a run leaves behind, as data, as text and as a
-//! page. Nothing here serves requests or knows Kubernetes.
+//! page; [`tune`] searches settings that predict better. Nothing here serves requests or knows Kubernetes.
 #![forbid(unsafe_code)]
 
 pub mod prediction;
@@ -11,3 +11,4 @@ pub mod run;
 pub mod source;
 pub mod statistics;
 pub mod task_run;
+pub mod tune;

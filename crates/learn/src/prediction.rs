@@ -169,6 +169,11 @@ impl HitRate {
         rates
     }
 
+    /// Returns the rate of a length without a scored epoch.
+    pub(crate) const fn none(k: u32) -> Self {
+        Self { hits: Hits { k, memory: 0, frequent: 0, recent: 0 }, epochs: 0 }
+    }
+
     fn rate(&self, hits: u64) -> f64 {
         let most = u64::from(self.hits.k) * self.epochs;
         if most == 0 { 0.0 } else { hits as f64 / most as f64 }
