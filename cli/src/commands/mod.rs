@@ -6,6 +6,7 @@ mod completions;
 mod config;
 mod data;
 mod down;
+mod edge;
 mod explain;
 mod federated;
 mod logs;
@@ -15,11 +16,13 @@ mod overview;
 mod partition;
 mod process;
 mod profile;
+mod proxy;
 mod ps;
 mod replication;
 mod scale;
 mod status;
 mod top;
+mod tune;
 mod up;
 mod upgrade_check;
 mod validate;
@@ -51,6 +54,8 @@ pub(crate) enum Command {
     Data(Data),
     #[command(subcommand)]
     Federated(federated::Federated),
+    Edge(edge::Edge),
+    Tune(tune::Tune),
     Validate(validate::Validate),
     Config(config::Config),
     Manifests(manifests::Manifests),
@@ -60,6 +65,8 @@ pub(crate) enum Command {
     Completions(completions::Completions),
     #[command(flatten)]
     Process(process::Process),
+    #[command(hide = true)]
+    Proxy(proxy::Proxy),
 }
 
 impl Command {
@@ -111,6 +118,8 @@ pub(crate) async fn run(
         Command::Data(command) => data::run(command, context).await,
         Command::Autoscale(command) => autoscale::run(&command, context),
         Command::Federated(command) => federated::run(&command, context),
+        Command::Edge(arguments) => edge::run(&arguments, context).await,
+        Command::Tune(arguments) => tune::run(&arguments, context).await,
         Command::Validate(arguments) => validate::run(&arguments, context),
         Command::Config(arguments) => config::run(&arguments, context),
         Command::Manifests(arguments) => manifests::run(&arguments, context),
@@ -119,5 +128,6 @@ pub(crate) async fn run(
         Command::UpgradeCheck(arguments) => upgrade_check::run(&arguments, context).await,
         Command::Completions(arguments) => completions::run(&arguments, grammar(), context),
         Command::Process(process) => process.run(),
+        Command::Proxy(arguments) => proxy::run(&arguments, context).await,
     }
 }
