@@ -33,6 +33,7 @@ class Client:
         certificate: str | None = None,
         key: str | None = None,
         token_file: str | None = None,
+        proxy: str | None = None,
         timeout: float = 30.0,
     ) -> None: ...
     @property
@@ -78,6 +79,30 @@ def open_buffer(client: Client, name: str, *, timeout: float | None = None) -> C
 def list_buffers(client: Client, *, timeout: float | None = None) -> Call: ...  # list[tuple[str, int, int]]
 def drop_buffer(client: Client, name: str, *, timeout: float | None = None) -> Call: ...  # int
 
+class Group:
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        provide: Callable[[], tuple[int, bytes] | None],
+        *,
+        layout: int,
+        digest: int,
+        step: int = 0,
+        timeout: float = 0.5,
+        wait_limit: float = 60.0,
+        min_members: int = 1,
+        address: str | None = None,
+    ) -> None: ...
+    def submit(self, key: int, sums: int, reduced: int, elements: int, tensors: Any) -> None: ...
+    def finish(self, samples: int, state_digest: int, futures: Sequence[tuple[Any, Any]]) -> None: ...
+    def wait_step(self) -> tuple[str, int, int, int, int]: ...
+    def wait_ready(self, limit: float) -> tuple[str, int, int, Any]: ...
+    def installed(self, step: int, digest: int) -> None: ...
+    def view(self) -> tuple[int, int, int, int, bool]: ...
+    def statistics(self) -> dict[str, float]: ...
+    def leave(self, limit: float) -> None: ...
+
 def tropical_matmul(
     left: npt.NDArray[np.float32], right: npt.NDArray[np.float32], *, min_plus: bool = False
 ) -> npt.NDArray[np.float32]: ...
@@ -111,3 +136,40 @@ class GeodesicTrainer:
     def resume(self, state: bytes) -> None: ...
     def result(self) -> str: ...
     def report(self, results: Sequence[str]) -> tuple[str, str]: ...
+
+class FederatedTask:
+    @property
+    def number(self) -> int: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def lease_seconds(self) -> float: ...
+    @property
+    def proximal_weight(self) -> float: ...
+    @property
+    def is_masked(self) -> bool: ...
+    def layers(self) -> list[tuple[str, list[int], bool]]: ...
+    def settings(self) -> dict[str, float]: ...
+    def model(self) -> npt.NDArray[np.float32]: ...
+
+class Participant:
+    def __init__(self, client: Client, run: str, name: str, *, keys: str | None = None) -> None: ...
+    def next(self, wait: float, *, timeout: float | None = None) -> Call: ...  # FederatedTask | str | None
+    def submit(
+        self,
+        task: FederatedTask,
+        update: npt.NDArray[np.float32],
+        samples: int,
+        *,
+        loss: float | None = None,
+        timeout: float | None = None,
+    ) -> Call: ...  # bool
+    def give_up(self, task: int, *, timeout: float | None = None) -> Call: ...  # None
+    def newest_model(self, *, timeout: float | None = None) -> Call: ...  # npt.NDArray[np.float32]
+
+def submit_run(client: Client, name: str, spec: str, *, timeout: float | None = None) -> Call: ...  # bool
+def run_status(
+    client: Client, name: str, *, timeout: float | None = None
+) -> Call: ...  # tuple[str, str, int, int, dict[str, float]] | None

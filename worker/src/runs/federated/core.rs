@@ -136,6 +136,9 @@ impl Core {
 
     /// Time until a deadline of the rounds, of the masks, or of a wait.
     pub(super) fn time_to_deadline(&self) -> Duration {
+        if !self.batches.is_empty() {
+            return Duration::ZERO;
+        }
         let waits = self.waiters.values().map(|waiter| waiter.until_millis).min();
         let deadlines = [self.service.rounds().next_deadline(), self.masks.deadline_millis(), waits];
         let next = deadlines.into_iter().flatten().min();
