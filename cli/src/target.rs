@@ -50,6 +50,16 @@ pub(crate) struct Local {
     pub(crate) route: Route,
 }
 
+/// What another process needs to reach the workers of a cluster.
+pub(crate) struct Access {
+    /// Id of the cluster.
+    pub(crate) cluster: ClusterId,
+    /// Client addresses of its workers.
+    pub(crate) endpoints: Vec<String>,
+    /// CA certificates in PEM; absent without TLS.
+    pub(crate) ca: Option<String>,
+}
+
 impl Target {
     /// Finds the cluster: in Kubernetes if a Kubernetes option is set or the executable is `kubectl-engram`, else by `--address`,
     /// `--state-dir`, `--cluster`, else the only running local cluster. Environment variables (`ENGRAM_ADDRESS`,
@@ -131,6 +141,28 @@ impl Target {
             Self::Remote(_, route) => route.clone(),
             Self::Local(local) => local.route.clone(),
             Self::Kubernetes(cluster) => cluster.route().clone(),
+        }
+    }
+
+    /// Returns what another process needs to reach the workers through [`Route::open`].
+    ///
+    /// # Errors
+    /// No worker is ready or reachable. A local cluster with TLS and `--address` are not supported: they are reachable without this.
+    pub(crate) async fn access(&self) -> anyhow::Result<Access> {
+        match self {
+            Self::Kubernetes(cluster) => {
+                cluster.check_access().await?;
+                let (endpoints, ca) = (cluster.endpoints()?, cluster.ca().map(str::to_owned));
+                Ok(Access { cluster: cluster.id()?, endpoints, ca })
+            }
+            Self::Local(local) if matches!(local.route, Route::Direct) => {
+                let endpoints = local.endpoints.workers.iter().map(|worker| worker.client.to_string()).collect();
+                Ok(Access { cluster: local.cluster()?, endpoints, ca: None })
+            }
+            _ => Err(failure(
+                ExitCode::Usage,
+                "this command is for clusters in Kubernetes and local clusters without TLS",
+            )),
         }
     }
 

@@ -16,6 +16,7 @@ from . import _engram
 from ._aio import Steps, calls, in_thread, twin
 from ._arrays import Ids, Timeout, floats, group_column, ids_and_keys, matrix, seconds, vector
 from ._errors import create, invalid
+from ._kube import Proxy, parse
 from ._local import LocalCluster, owner_key, read_endpoints, state_base
 from ._results import ClusterStatus, Digest, Memories, Quality, Worker, WriteResult
 
@@ -46,9 +47,12 @@ class Database:
     ['coffee']
     """
 
-    def __init__(self, connect: Callable[[], _engram.Client], local: LocalCluster | None, address: str) -> None:
+    def __init__(
+        self, connect: Callable[[], _engram.Client], local: LocalCluster | None, address: str, proxy: Proxy | None = None
+    ) -> None:
         self._connect = connect
         self._local = local
+        self._proxy = proxy
         self._address = address
         self._lock = threading.Lock()
         self._closed = False
@@ -220,6 +224,8 @@ class Database:
             self._client = None
         if self._local is not None:
             self._local.stop()
+        if self._proxy is not None:
+            self._proxy.stop()
 
     def __enter__(self) -> Database:
         return self
@@ -305,16 +311,18 @@ def connect(
 ) -> Database:
     """Connects to a cluster.
 
-    =====================  =====================================================================================
+    =====================  ==============================================================================================
     ``connect()``          starts a local cluster that is deleted by ``close()``
     ``"file:./data"``      starts a local cluster whose data is in a folder
     ``"cluster.yaml"``     the local cluster of a manifest: the running one, or what ``engram up`` would start
     ``"grpc://host:7443"``  workers of a cluster, comma-separated; the others are discovered
-    =====================  =====================================================================================
+    ``"kube://ns/name"``   a cluster in Kubernetes, through its API server, as the kubeconfig says; ``?context=`` selects a context
+    =====================  ==============================================================================================
 
     ``workers`` and ``config``, a mapping of fields of ``spec`` of a ``LearnerCluster``, describe a cluster that is started; without a
     manifest it has 16 partitions.
-    ``tls`` has the paths ``ca`` and, without a ``token``, ``certificate`` and ``key``; ``token`` is the path of a file.
+    ``tls`` has the paths ``ca`` and, without a ``token``, ``certificate`` and ``key``; ``token`` is the path of a file. In Kubernetes both
+    are found: ``kube://`` needs the permissions that ``kubectl engram status`` needs, and ``engram`` of this package.
     ``timeout`` is the deadline of every call that has none of its own.
     """
     limit = seconds(timeout) or 30.0
@@ -322,9 +330,12 @@ def connect(
     if text is not None and text.startswith("grpc://"):
         return _remote(text, limit, tls, token)
     if tls is not None or token is not None:
-        raise create("Config", f"tls and token are for grpc:// addresses; the address is {text!r}")
+        raise create("Config", f"tls and token are for grpc:// addresses; the address is {text!r}", "ENG-0106")
+    if text is not None and text.startswith("kube://"):
+        return _in_kubernetes(text, limit)
     if text is not None and "://" in text:
-        raise create("Config", f"address is {text!r}; allowed: file:FOLDER, a manifest, grpc://HOST:PORT, or none")
+        allowed = "file:FOLDER, a manifest, grpc://HOST:PORT, kube://NAMESPACE/CLUSTER, or none"
+        raise create("Config", f"address is {text!r}; allowed: {allowed}", "ENG-0104")
     if text is not None and not text.startswith("file:"):
         if workers is not None or config is not None:
             raise create("Config", f"workers and config do not go together with the manifest {text}", "ENG-0106")
@@ -358,7 +369,7 @@ def local_client(folder: Path, limit: float) -> _engram.Client:
     if endpoints is None:
         raise create("Unavailable", f"no local cluster is running in {folder}", "ENG-0408")
     if endpoints.get("tls"):
-        raise create("Config", f"the local cluster in {folder} uses TLS; connect with grpc:// and tls=")
+        raise create("Config", f"the local cluster in {folder} uses TLS; connect with grpc:// and tls=", "ENG-0106")
     addresses = [worker["client"] for worker in endpoints["workers"]]
     return _engram.Client(
         runtime(), addresses, cluster=endpoints["cluster"], owner_key=owner_key(folder), timeout=limit
@@ -375,13 +386,29 @@ def _remote(
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise create("Config", f"address is {text!r}; {address!r} is not HOST:PORT")
+            raise create("Config", f"address is {text!r}; {address!r} is not HOST:PORT", "ENG-0103")
     files = {name: os.fspath(path) for name, path in (tls or {}).items()}
     unknown = set(files) - {"ca", "certificate", "key"}
     if unknown:
-        raise create("Config", f"tls has {sorted(unknown)}; allowed: ca, certificate, key")
+        raise create("Config", f"tls has {sorted(unknown)}; allowed: ca, certificate, key", "ENG-0101")
     options: dict[str, Any] = {**files, "token_file": None if token is None else os.fspath(token), "timeout": limit}
     return Database(lambda: _engram.Client(runtime(), addresses, **options), None, text)
+
+
+def _in_kubernetes(text: str, limit: float) -> Database:
+    namespace, name, context = parse(text)
+    options = ["--namespace", namespace, "--cluster", name, *(["--context", context] if context else [])]
+    return proxied_database(options, limit, text)
+
+
+def proxied_database(options: list[str], limit: float, address: str) -> Database:
+    """Connects through ``engram proxy``; the options select the cluster."""
+    proxy = Proxy(options)
+    try:
+        return Database(lambda: proxy.client(runtime(), limit), None, address, proxy)
+    except BaseException:
+        proxy.stop()
+        raise
 
 
 def _manifest(path: Path, limit: float, gpu: str | None) -> Database:

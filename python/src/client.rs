@@ -3,6 +3,7 @@
 use crate::call::Call;
 use crate::convert;
 use crate::error;
+use crate::proxy::Proxy;
 use crate::runtime::{Runtime, Threads};
 use engram_client::{
     GetOptions, GroupSignal, Network, Options, OwnerKey, QualityOptions, RankOptions, RecallOptions, Rows, Session,
@@ -102,7 +103,7 @@ fn network(
 impl Client {
     #[new]
     #[pyo3(signature = (runtime, endpoints, *, cluster=None, owner_key=String::new(), ca=None, certificate=None, key=None,
-        token_file=None, timeout=30.0))]
+        token_file=None, proxy=None, timeout=30.0))]
     fn new(
         py: Python<'_>,
         runtime: &Runtime,
@@ -113,12 +114,20 @@ impl Client {
         certificate: Option<PathBuf>,
         key: Option<PathBuf>,
         token_file: Option<PathBuf>,
+        proxy: Option<PathBuf>,
         timeout: f64,
     ) -> PyResult<Self> {
         let deadline = Duration::try_from_secs_f64(timeout)
             .map_err(|_| PyValueError::new_err(format!("timeout is {timeout}; allowed: seconds, above 0")))?;
+        let secured = ca.is_some();
         let network = network(ca, certificate, key, token_file);
         let network = network.map_err(|text| error::raise(py, "Config", &text, None))?;
+        let network = match proxy.map(Proxy::new) {
+            // Without TLS the proxy makes the whole connection.
+            Some(proxy) if !secured => Network::simulated(proxy),
+            Some(proxy) => network.with_opener(Arc::new(proxy)),
+            None => network,
+        };
         let mut options = Options {
             network,
             owner_key: OwnerKey(owner_key),

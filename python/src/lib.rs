@@ -17,8 +17,11 @@ mod call;
 mod client;
 mod convert;
 mod error;
+mod group;
+mod federated;
 mod manifest;
 mod numerics;
+mod proxy;
 mod runtime;
 
 use pyo3::prelude::*;
@@ -32,6 +35,10 @@ mod _engram {
     use crate::call::Call;
     #[pymodule_export]
     use crate::client::{Client, key_ids};
+    #[pymodule_export]
+    use crate::federated::{FederatedTask, Participant, run_status, submit_run};
+    #[pymodule_export]
+    use crate::group::Group;
     #[pymodule_export]
     use crate::manifest::parse_manifest;
     #[pymodule_export]

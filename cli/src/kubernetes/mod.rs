@@ -7,7 +7,7 @@ mod address;
 mod error;
 mod forward;
 mod overrides;
-mod runs;
+pub(crate) mod runs;
 mod token;
 mod upgrade;
 
@@ -107,6 +107,8 @@ pub(crate) struct Cluster {
     /// By ordinal.
     pub(crate) workers: Vec<Worker>,
     route: Route,
+    /// CA certificates of a cluster with TLS, in PEM.
+    ca: Option<String>,
 }
 
 impl Cluster {
@@ -136,16 +138,21 @@ impl Cluster {
         let selector = format!("engram.dev/cluster={name},engram.dev/component=worker");
         let pods = forward::list(&client, &namespace, &selector).await?;
         let forwarder = Arc::new(Forwarder::new(client.clone(), &namespace, &selector, &pods));
-        let network = token::network(&client, &namespace, &object, &forwarder, token).await?;
+        let (network, ca) = token::network(&client, &namespace, &object, &forwarder, token).await?.unzip();
         let mut workers: Vec<Worker> = pods.iter().filter_map(worker).collect();
         workers.sort_by_key(|worker| worker.ordinal);
         let route = Route::Forwarded(forwarder, network);
-        Ok(Self { client, namespace, name, object, workers, route })
+        Ok(Self { client, namespace, name, object, workers, route, ca })
     }
 
     /// Returns the route to the pods.
     pub(crate) const fn route(&self) -> &Route {
         &self.route
+    }
+
+    /// Returns the CA certificates of a cluster with TLS, in PEM.
+    pub(crate) fn ca(&self) -> Option<&str> {
+        self.ca.as_deref()
     }
 
     /// Returns the cluster id.

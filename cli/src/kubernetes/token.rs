@@ -29,7 +29,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay after a failed renewal.
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// Returns the network for a cluster with TLS; `None` without TLS. `token` replaces the token of the service account.
+/// Returns the network for a cluster with TLS, and its CA certificates in PEM; `None` without TLS. `token` replaces the token of the service account.
 ///
 /// # Errors
 /// The CA certificates or the token cannot be read.
@@ -39,7 +39,7 @@ pub(super) async fn network(
     object: &Value,
     forwarder: &Arc<Forwarder>,
     token: Option<&Path>,
-) -> anyhow::Result<Option<Network>> {
+) -> anyhow::Result<Option<(Network, String)>> {
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let map = maps.get_opt(&format!("{name}-ca")).boxed().await;
@@ -71,7 +71,7 @@ pub(super) async fn network(
         }
     };
     let network = Network::with_token(token, WatchedFiles::fixed(roots), cluster, ExpectedPeer::any(Role::Worker));
-    Ok(Some(network.with_opener(Arc::new(Opener(Arc::clone(forwarder))))))
+    Ok(Some((network.with_opener(Arc::new(Opener(Arc::clone(forwarder)))), pem)))
 }
 
 fn wants_tls(object: &Value) -> bool {
