@@ -73,6 +73,18 @@ pub(crate) fn cluster() -> Vec<Rule> {
             "replicationFactor must not exceed workers",
         ),
         invalid(
+            "spec.autoscaling",
+            "maxWorkers",
+            "self.minWorkers <= self.maxWorkers",
+            "maxWorkers must not be less than minWorkers",
+        ),
+        invalid(
+            "spec",
+            "autoscaling.minWorkers",
+            "!has(self.autoscaling) || !has(self.replicationFactor) || self.autoscaling.minWorkers >= self.replicationFactor",
+            "autoscaling.minWorkers must be at least replicationFactor",
+        ),
+        invalid(
             "spec",
             "storage.ephemeral",
             "!has(self.storage) || !has(self.storage.ephemeral) || !self.storage.ephemeral || \
@@ -169,9 +181,56 @@ pub(crate) fn cluster() -> Vec<Rule> {
         immutable("spec.managedBy"),
         tls_mode(),
     ]);
+    rules.extend(buffers());
     rules.extend(one_location("spec.bootstrap.snapshot"));
     rules.extend(unsupported::CLUSTER.iter().map(unsupported));
     rules
+}
+
+/// Rules of declared buffers. A name identifies a buffer, so `oldSelf` is the buffer of the same name.
+fn buffers() -> Vec<Rule> {
+    const AT: &str = "spec.buffers[]";
+    const KIND: &str = "spec.buffers[].sampler";
+    vec![
+        invalid(
+            AT,
+            "initialPriority",
+            "!has(self.initialPriority) || !has(self.maxPriority) || self.initialPriority <= self.maxPriority",
+            "initialPriority must not exceed maxPriority",
+        ),
+        invalid(
+            AT,
+            "limiter.minSize",
+            "!has(self.limiter) || !has(self.limiter.minSize) || self.limiter.minSize <= self.capacity",
+            "limiter.minSize must not exceed capacity: the first sample would wait forever",
+        ),
+        invalid(
+            "spec.buffers[].limiter",
+            "tolerance",
+            "self.tolerance >= self.samplesPerInsert",
+            "limiter.tolerance must be at least samplesPerInsert: appends and samples could block each other",
+        ),
+        invalid(
+            KIND,
+            "kind",
+            "self.kind == 'Prioritized' || (!has(self.alpha) && !has(self.beta))",
+            "sampler.alpha and sampler.beta belong to kind Prioritized",
+        ),
+        invalid(
+            KIND,
+            "length",
+            "has(self.length) == (self.kind in ['Slices', 'Groups'])",
+            "sampler.length belongs to kinds Slices and Groups, which need it",
+        ),
+        Rule {
+            at: AT,
+            rule: "self == oldSelf".into(),
+            message: "a declared buffer cannot change; declare another name, or remove it from the list and delete the buffer first"
+                .into(),
+            reason: "FieldValueForbidden",
+            field: None,
+        },
+    ]
 }
 
 /// Rules of a snapshot location: object storage or a volume.

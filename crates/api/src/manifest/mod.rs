@@ -6,6 +6,7 @@
 //!
 //! Types are made from valid trees only, so a [`Manifest`] holds no value outside its range.
 
+mod buffers;
 mod check;
 mod dependencies;
 mod immutability;

@@ -2,6 +2,7 @@
 //!
 //! A rule does not apply where a field that it needs is absent or invalid: that is reported elsewhere.
 
+use super::buffers;
 use super::check::entry_place;
 use super::tree::{Entry, Node, Yaml, place};
 use crate::cluster::Capacity;
@@ -37,8 +38,10 @@ pub(super) struct Rules<'a> {
 pub(super) fn cluster(source: &str, document: &Node) -> Vec<Problem> {
     let mut rules = Rules { source, document, problems: Vec::new() };
     rules.replication_factor();
+    rules.autoscaling();
     rules.bootstrap();
     rules.kubernetes();
+    rules.problems.append(&mut buffers::check(source, document));
     rules.problems
 }
 
@@ -92,6 +95,21 @@ impl Rules<'_> {
             format!("{path} is {copies}, but spec.workers is {workers}; allowed: replicationFactor <= workers");
         let help = format!("set workers: {copies}, or replicationFactor: {workers}");
         self.problem(Code::Conflicting, path, message, &help);
+    }
+
+    fn autoscaling(&mut self) {
+        let (minimum, maximum) = ("spec.autoscaling.minWorkers", "spec.autoscaling.maxWorkers");
+        let Some(fewest) = self.integer(minimum) else { return };
+        if let Some(most) = self.integer(maximum).filter(|most| *most < fewest) {
+            let message = format!("{maximum} is {most}, but minWorkers is {fewest}; allowed: minWorkers <= maxWorkers");
+            self.problem(Code::Conflicting, maximum, message, &format!("set maxWorkers: {fewest}"));
+        }
+        if let Some(copies) = self.integer("spec.replicationFactor").filter(|copies| *copies > fewest) {
+            let message = format!(
+                "{minimum} is {fewest}, but spec.replicationFactor is {copies}; allowed: minWorkers >= replicationFactor"
+            );
+            self.problem(Code::Conflicting, minimum, message, &format!("set minWorkers: {copies}"));
+        }
     }
 
     fn bootstrap(&mut self) {
