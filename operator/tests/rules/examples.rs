@@ -332,6 +332,31 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
     ),
     run(
+        "kind Federated needs the block",
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated"}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1}}}"#,
+    ),
+    run(
+        "spec.federated.deadline must be at least",
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"deadline":"999ms"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"deadline":"1s"}}"#,
+    ),
+    run(
+        "spec.federated.deadline must be at most",
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"deadline":"8d"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"deadline":"7d"}}"#,
+    ),
+    run(
+        "spec.federated.lease must be at least",
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"lease":"999ms"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"lease":"1s"}}"#,
+    ),
+    run(
+        "spec.federated.lease must be at most",
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"lease":"8d"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"lease":"7d"}}"#,
+    ),
+    run(
         "spec.geodesic.source must have exactly one",
         r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{}}}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"synthetic":{}}}}"#,
