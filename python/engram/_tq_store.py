@@ -108,32 +108,50 @@ class SampleStore:
         # A sample that consists of one item is alive if that is.
         self._check("get", np.unique(samples[samples != items]), keys)
         result: list[Any] = [None] * len(keys)
-        for column in np.unique(columns).tolist():
-            chosen = np.flatnonzero(columns == column)
+        unique, place = np.unique(items, return_inverse=True)
+        wanted = np.zeros(len(unique), np.int64)
+        np.bitwise_or.at(wanted, place, np.int64(1) << columns.astype(np.int64))
+        # Items of which the same columns are read: all of a put, as a rule.
+        for mask in np.unique(wanted).tolist():
+            chosen = np.flatnonzero(wanted == mask)
             for start in range(0, len(chosen), REQUEST):
                 part = chosen[start : start + REQUEST]
-                values = self._column(items[part], column, [keys[n] for n in part], [fields[n] for n in part])
-                for number, value in zip(part.tolist(), values, strict=True):
-                    result[number] = value
+                rows = self._read(unique[part], [number for number in range(COLUMNS) if mask >> number & 1])
+                self._place(rows, np.flatnonzero(np.isin(place, part)), (keys, fields), (items, columns), result)
         return result
 
-    def _column(self, items: U64, column: int, keys: Sequence[str], fields: Sequence[str]) -> list[Any]:
+    def _read(self, items: U64, columns: Sequence[int]) -> dict[str, Any]:
         native = run(self.buffer._existing(self._timeout))
-        names = ["form", _column(column)]
-        unique, place = np.unique(items, return_inverse=True)
-        read = native.get(unique, fields=names, timeout=self._timeout).wait()
+        names = ["form", *map(_column, columns)]
+        read: dict[str, Any] = native.get(items, fields=names, timeout=self._timeout).wait()
+        read["parts"] = {name: (lengths, data) for name, _, _, lengths, data in read["columns"]}
+        return read
+
+    @staticmethod
+    def _place(
+        read: dict[str, Any], numbers: Any, names: tuple[Sequence[str], Sequence[str]], at: tuple[U64, U64], result: list[Any]
+    ) -> None:
+        """Puts the values of some keys, by their numbers, into their places."""
+        (keys, fields), (items, columns) = names, at
         if len(read["missing"]):
-            gone = set(read["missing"].tolist())
-            raise StaleHandleError("get", [key for key, item in zip(keys, items.tolist(), strict=True) if item in gone])
-        found = {name: (lengths, data) for name, _, _, lengths, data in read["columns"]}
-        (form_lengths, form_data), (lengths, data) = (found[name] for name in names)
-        descriptions, ends = _split(form_lengths, form_data), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        shapes = [forms.forms_of(descriptions[row].tobytes())[field] for row, field in zip(place.tolist(), fields, strict=True)]
-        if shapes[0][0] == "torch" and len(unique) == len(items) and len(set(shapes)) == 1:
-            rows = forms.decode_all(shapes[0], len(unique), data)
-            return [rows[row] for row in place.tolist()]
-        bounds = [(int(ends[row]), int(ends[row + 1])) for row in place.tolist()]
-        return [forms.decode(form, data[start:end]) for form, (start, end) in zip(shapes, bounds, strict=True)]
+            gone = np.isin(items[numbers], read["missing"])
+            raise StaleHandleError("get", [keys[int(number)] for number in numbers[gone]])
+        order = np.argsort(read["handles"])
+        rows = order[np.searchsorted(read["handles"], items[numbers], sorter=order)]
+        descriptions = [forms.forms_of(row.tobytes()) for row in _split(*read["parts"]["form"])]
+        for column in np.unique(columns[numbers]).tolist():
+            chosen = columns[numbers] == column
+            places, lines = numbers[chosen].tolist(), rows[chosen].tolist()
+            lengths, data = read["parts"][_column(column)]
+            shapes = [descriptions[line][fields[number]] for number, line in zip(places, lines, strict=True)]
+            if shapes[0][0] == "torch" and len(lines) == len(lengths) and len(set(shapes)) == 1:
+                values = forms.decode_all(shapes[0], len(lengths), data)
+                for number, line in zip(places, lines, strict=True):
+                    result[number] = values[line]
+                continue
+            ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).tolist()
+            for number, line, form in zip(places, lines, shapes, strict=True):
+                result[number] = forms.decode(form, data[ends[line] : ends[line + 1]])
 
     def clear(self, keys: Sequence[str], handles: Sequence[Handle | None]) -> None:
         """Deletes the samples of handles, whole, or nothing. A key without a handle names a field that was never written."""
