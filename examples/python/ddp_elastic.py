@@ -65,6 +65,8 @@ def member() -> None:
                 taken.append(group.steps)
                 print(json.dumps({"loss": loss.item() / len(inputs)} | group.last_step), flush=True)
             time.sleep(arguments.pause)
+            while group.steps == 2 * arguments.steps // 3 and group.size < arguments.processes:
+                time.sleep(0.01)  # until the new process is here: it takes longer to start than the rest of this training
         result = {"digest": group.digest(), "taken": len(taken), "first": taken[0], "last": taken[-1]}
         result["without_gaps"] = taken == list(range(taken[0], taken[-1] + 1))
         print(json.dumps(result | {"statistics": group.statistics}), flush=True)
@@ -75,7 +77,8 @@ class Member:
 
     def __init__(self, address: str) -> None:
         command = [sys.executable, __file__, "--member", "--address", address, "--group", arguments.group]
-        command += ["--steps", str(arguments.steps), "--pause", str(arguments.pause), "--timeout", str(arguments.timeout)]
+        for option in ("steps", "processes", "pause", "timeout"):
+            command += [f"--{option}", str(getattr(arguments, option))]
         self.process = subprocess.Popen(command + ["--ddp"] * arguments.ddp, stdout=subprocess.PIPE, text=True)
         self.step, self.size, self.result = 0, 0, None
         self.losses: list[float] = []
