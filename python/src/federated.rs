@@ -104,10 +104,12 @@ impl Participant {
         let participant = Arc::clone(self.native());
         let wait = Duration::try_from_secs_f64(wait).unwrap_or_default();
         let next = async move { Ok(participant.next(wait).await) };
-        Call::new(&self.threads, timeout, next, |py, next| match next.map_err(|failure| of_participant(py, &failure))? {
-            Next::Task(assignment) => Ok(Py::new(py, FederatedTask(assignment))?.into_any()),
-            Next::Ended(how) => convert::object(py, how),
-            Next::Nothing => Ok(py.None()),
+        Call::new(&self.threads, timeout, next, |py, next| {
+            match next.map_err(|failure| of_participant(py, &failure))? {
+                Next::Task(assignment) => Ok(Py::new(py, FederatedTask(assignment))?.into_any()),
+                Next::Ended(how) => convert::object(py, how),
+                Next::Nothing => Ok(py.None()),
+            }
         })
     }
 

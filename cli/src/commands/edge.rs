@@ -144,7 +144,7 @@ impl Device<'_> {
             }
             Next::Nothing => Ok(false),
             Next::Task(assignment) => {
-                self.execute(participant, &assignment).await?;
+                self.work_on(participant, &assignment).await?;
                 Ok(false)
             }
         }
@@ -169,7 +169,7 @@ impl Device<'_> {
         Ok(())
     }
 
-    async fn execute(&mut self, participant: &Participant, assignment: &Assignment) -> anyhow::Result<()> {
+    async fn work_on(&mut self, participant: &Participant, assignment: &Assignment) -> anyhow::Result<()> {
         let task = &assignment.task;
         println!("task {}: training version {} of the model", task.number, task.version);
         let (update, result) = match self.train(assignment).await {

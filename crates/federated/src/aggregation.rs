@@ -14,7 +14,7 @@ use crate::strategy::{Aggregator, Strategy, staleness_weight};
 ///
 /// # Errors
 /// An update is invalid, or there are too few for the strategy. Nothing changes then.
-pub fn aggregate(
+pub fn aggregate_updates(
     job: &Job,
     aggregator: &mut Aggregator,
     updates: &[Update],
@@ -76,7 +76,7 @@ mod tests {
         let next = |seed: &Seed| {
             let mut aggregator = Aggregator::new(Strategy::FedAvg, vec![0.0; 8]).unwrap();
             let update = Update { client: 1, version: 0, samples: 1_000, delta: vec![9.0; 8], control: None };
-            aggregate(&job, &mut aggregator, &[update], 7, seed).unwrap();
+            aggregate_updates(&job, &mut aggregator, &[update], 7, seed).unwrap();
             aggregator.model().to_vec()
         };
         let model = next(&[1; 32]);

@@ -23,7 +23,9 @@ fn keys() -> Vec<ClientKeys> {
 }
 
 fn participants(client: &Client, run: &str, keys: &[ClientKeys]) -> Vec<Participant> {
-    let one = |(number, keys): (usize, &ClientKeys)| Participant::new(client.clone(), run, &format!("c{number}"), keys.clone());
+    let one = |(number, keys): (usize, &ClientKeys)| {
+        Participant::new(client.clone(), run, &format!("c{number}"), keys.clone())
+    };
     keys.iter().enumerate().map(one).collect()
 }
 
@@ -87,7 +89,8 @@ async fn model(client: &Client, run: &str) -> Vec<f32> {
 #[test]
 fn a_round_survives_the_death_of_its_worker_and_counts_each_update_once() {
     let mut cluster = Cluster::up(&cluster_manifest("fed", 3, "  partitions: 4\n"));
-    let wrong = cluster.file("wrong.yaml", manifest("wrong", 2, "    secureAggregation: {}\n    strategy: { kind: Median }\n"));
+    let wrong =
+        cluster.file("wrong.yaml", manifest("wrong", 2, "    secureAggregation: {}\n    strategy: { kind: Median }\n"));
     cluster.engram(&["run", &wrong]).fails_with(2, &["secureAggregation", "Median", "single updates"]);
     let file = cluster.file("run.yaml", manifest("plain", 2, ""));
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
@@ -122,6 +125,7 @@ fn a_round_survives_the_death_of_its_worker_and_counts_each_update_once() {
     // Each client is in each of the two means of four once.
     assert_eq!(cluster.client(async |client| model(&client, "plain").await), [0.5; CLIENTS]);
     hide_updates(&mut cluster);
+    train_on_device(&cluster);
     cluster.stop();
 }
 
@@ -149,7 +153,8 @@ async fn futures_of(participants: &[Participant]) -> Vec<Assignment> {
 
 /// With secure aggregation and privacy, rounds go on when the worker that relays the masks dies.
 fn hide_updates(cluster: &mut Cluster) {
-    let privacy = "    privacy: { epsilon: 1000, delta: 0.1, noiseMultiplier: 0.1, clip: 1 }\n    secureAggregation: {}\n";
+    let privacy =
+        "    privacy: { epsilon: 1000, delta: 0.1, noiseMultiplier: 0.1, clip: 1 }\n    secureAggregation: {}\n";
     let file = cluster.file("secure.yaml", manifest("secure", 3, privacy));
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let keys = keys();
@@ -171,4 +176,20 @@ fn hide_updates(cluster: &mut Cluster) {
     // Three means of four, with noise of a tenth of the norm over four.
     assert!(model.iter().all(|value| (value - 0.75).abs() < 0.25), "{model:?}");
     assert_eq!(runs(cluster).len(), 2);
+}
+
+/// A device with a training program takes part; a program that fails gives its task back.
+fn train_on_device(cluster: &Cluster) {
+    let one = format!("population: {CLIENTS}, perRound: {CLIENTS}, minimum: {CLIENTS}");
+    let file = cluster.file("device.yaml", manifest("device", 1, "").replace(&one, "population: 1, perRound: 1"));
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    let state = cluster.folder().join("device").display().to_string();
+    let edge = ["edge", "--run", "device", "--client", "car", "--state", &state, "--updates", "1", "--", "sh", "-c"];
+    cluster.engram(&[&edge[..], &["exit 3"]].concat()).fails_with(1, &["training program failed"]);
+    let train =
+        "grep -q '\"version\": 0' task.json && cp model.f32 trained.f32 && echo '{\"samples\": 7}' > result.json";
+    let trained = cluster.engram(&[&edge[..], &[train]].concat()).exits_with(0);
+    assert!(trained.stdout.contains("acknowledged"), "{}", trained.stdout);
+    let ended = wait_for_success(cluster, "device");
+    assert_eq!(ended["updates"].as_u64(), Some(1), "{ended}");
 }

@@ -33,7 +33,7 @@ impl Runs {
         shared.runs.active().remove(&run);
         credentials::forget(shared, run);
         input::forget(shared, run, identity).await?;
-        federated::forget(shared, run, identity).await?;
+        federated::forget_contents(shared, run, identity).await?;
         let removed = record::write(shared, partition, Command::RunRemove { run }).await?;
         removed.map_err(|refusal| Problem::of(ProblemKind::Unavailable, refusal.to_string()))?;
         shared.runs.recorded.lock().await.remove(&identity);

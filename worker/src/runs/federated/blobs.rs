@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_told_from_records_of_runs() {
+    fn headers_differ_from_records_of_runs() {
         let header = Header { owner: 7, name: ContentName::Update { task: 3, nonce: u64::MAX }, bytes: 9 };
         let state = header.encode(b"attached");
         assert!(is_content(&state) && !is_content(b"{}"));

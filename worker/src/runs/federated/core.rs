@@ -4,7 +4,7 @@ use super::blobs::{ContentName, Contents};
 use super::masks::Masks;
 use super::{Caller, Interruption, Request, Submission, done, failed, now_millis, patiently};
 use engram_api::Code;
-use engram_federated::aggregation::{aggregate, aggregate_sum};
+use engram_federated::aggregation::{aggregate_sum, aggregate_updates};
 use engram_federated::job::Job;
 use engram_federated::round::{Action, Batch, Event, Outcome, Refusal, Task};
 use engram_federated::service::{
@@ -104,7 +104,7 @@ impl Core {
         let resumed = core.service.rounds().resume();
         core.apply(resumed);
         core.finish_masks();
-        core.store().await?;
+        core.write_state().await?;
         Ok(core)
     }
 
@@ -145,13 +145,13 @@ impl Core {
         next.map_or(Duration::MAX, |next| Duration::from_millis(next.saturating_sub(now_millis())))
     }
 
-    /// Handles requests and deadlines. Answers wait for [`Self::store`].
+    /// Handles requests and deadlines. Answers wait for [`Self::write_state`].
     pub(super) fn handle(&mut self, requests: Vec<Request>) {
         for request in requests {
             self.request(request);
         }
         let now = now_millis();
-        self.masks.tick(now);
+        self.masks.end_late_stage(now);
         self.finish_masks();
         let actions = self.service.step(Event::Tick, now);
         self.apply(actions);
@@ -353,12 +353,12 @@ impl Core {
         for (_, waiter) in std::mem::take(&mut self.waiters) {
             self.later(waiter.reply, Err(Refusal::Ended.into()));
         }
-        self.reply();
+        self.send_answers();
     }
 
     /// Writes what changed. Nothing that depends on it was answered before.
-    pub(super) async fn store(&mut self) -> Result<(), Interruption> {
-        self.masks.store(&self.contents).await?;
+    pub(super) async fn write_state(&mut self) -> Result<(), Interruption> {
+        self.masks.write_messages(&self.contents).await?;
         if !std::mem::take(&mut self.is_changed) {
             return Ok(());
         }
@@ -373,9 +373,9 @@ impl Core {
     }
 
     /// Sends the answers.
-    pub(super) fn reply(&mut self) {
+    pub(super) fn send_answers(&mut self) {
         self.replies.drain(..).for_each(|reply| reply());
-        self.masks.reply();
+        self.masks.send_messages();
     }
 
     /// Ends the round whose masked sum is known, or cannot become known.
@@ -409,7 +409,7 @@ impl Core {
         let missing = std::mem::take(&mut self.missing);
         self.is_changed = true;
         self.apply(actions);
-        self.store().await?;
+        self.write_state().await?;
         self.sweep().await?;
         Ok(Some(Step { updates, missing, model }))
     }
@@ -422,7 +422,7 @@ impl Core {
         let compute = move || {
             let result = match (&sum, job.secure.is_some()) {
                 (Some(sum), true) => aggregate_sum(&job, &mut aggregator, sum, number, &seed),
-                _ => aggregate(&job, &mut aggregator, &updates, number, &seed),
+                _ => aggregate_updates(&job, &mut aggregator, &updates, number, &seed),
             };
             result.map(|()| aggregator)
         };

@@ -35,7 +35,6 @@ enum Route {
 
 /// The run of a call, on the worker that has its record.
 struct Recorded {
-    run: RunId,
     state: RunState,
     contents: Contents,
 }
@@ -101,7 +100,7 @@ impl FederatedEndpoint {
             return Err(invalid(text));
         }
         let contents = Contents::new(&self.shared, run, state.identity(run));
-        Ok(Recorded { run, state, contents })
+        Ok(Recorded { state, contents })
     }
 
     /// Lets the driver of a run answer.
@@ -271,7 +270,7 @@ fn caller(caller: Option<v1::FederatedCaller>) -> Caller {
     Caller { client, secret: secret.to_vec() }
 }
 
-fn reply<T>(answer: Result<T, Problem>) -> Result<Response<T>, Status> {
+fn response_of<T>(answer: Result<T, Problem>) -> Result<Response<T>, Status> {
     answer.map(Response::new).map_err(Problem::into_status)
 }
 
@@ -280,7 +279,7 @@ impl FederatedService for FederatedEndpoint {
     async fn check_in(&self, request: Request<v1::CheckInRequest>) -> Result<Response<v1::CheckInResponse>, Status> {
         let request = request.into_inner();
         match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
-            Route::Here(run) => reply(self.local_check_in(run, request).await),
+            Route::Here(run) => response_of(self.local_check_in(run, request).await),
             Route::Elsewhere => {
                 self.shared.peers.federated_check_in(request).await.map(Response::new).map_err(client_status)
             }
@@ -293,7 +292,7 @@ impl FederatedService for FederatedEndpoint {
     ) -> Result<Response<v1::GetModelPartResponse>, Status> {
         let request = request.into_inner();
         match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
-            Route::Here(run) => reply(self.local_part(run, request).await),
+            Route::Here(run) => response_of(self.local_part(run, request).await),
             Route::Elsewhere => {
                 self.shared.peers.federated_model_part(request).await.map(Response::new).map_err(client_status)
             }
@@ -306,7 +305,7 @@ impl FederatedService for FederatedEndpoint {
     ) -> Result<Response<v1::UploadChunkResponse>, Status> {
         let request = request.into_inner();
         match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
-            Route::Here(run) => reply(self.local_chunk(run, request).await),
+            Route::Here(run) => response_of(self.local_chunk(run, request).await),
             Route::Elsewhere => {
                 self.shared.peers.federated_upload_chunk(request).await.map(Response::new).map_err(client_status)
             }
@@ -319,7 +318,7 @@ impl FederatedService for FederatedEndpoint {
     ) -> Result<Response<v1::CommitUpdateResponse>, Status> {
         let request = request.into_inner();
         match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
-            Route::Here(run) => reply(self.local_commit(run, request).await),
+            Route::Here(run) => response_of(self.local_commit(run, request).await),
             Route::Elsewhere => {
                 self.shared.peers.federated_commit(request).await.map(Response::new).map_err(client_status)
             }
@@ -339,7 +338,9 @@ impl FederatedService for FederatedEndpoint {
         };
         let (owner, task) = (caller(request.caller), request.task);
         let answer = self.ask(run, |reply| Order::GiveUp { caller: owner, task, reply }).await;
-        reply(answer.map(|answer| v1::GiveUpTaskResponse { refusal: answer.err().map(|denial| refusal(&denial)) }))
+        response_of(
+            answer.map(|answer| v1::GiveUpTaskResponse { refusal: answer.err().map(|denial| refusal(&denial)) }),
+        )
     }
 
     async fn exchange_masks(
@@ -355,7 +356,7 @@ impl FederatedService for FederatedEndpoint {
         };
         let owner = caller(request.caller.clone());
         let answer = self.ask(run, |reply| Order::Exchange { caller: owner, message: request, reply }).await;
-        reply(answer.map(|answer| {
+        response_of(answer.map(|answer| {
             answer.unwrap_or_else(|denial| v1::ExchangeMasksResponse {
                 refusal: Some(refusal(&denial)),
                 ..v1::ExchangeMasksResponse::default()

@@ -247,7 +247,7 @@ impl Masks {
     }
 
     /// Ends a stage at its deadline.
-    pub(super) fn tick(&mut self, now: u64) {
+    pub(super) fn end_late_stage(&mut self, now: u64) {
         let Some(cohort) = self.cohort.as_mut().filter(|cohort| !cohort.is_ended) else { return };
         if cohort.stage_end_millis > now {
             return;
@@ -268,7 +268,7 @@ impl Masks {
     }
 
     /// Writes what was accepted.
-    pub(super) async fn store(&mut self, contents: &Contents) -> Result<(), Interruption> {
+    pub(super) async fn write_messages(&mut self, contents: &Contents) -> Result<(), Interruption> {
         let Some(cohort) = &mut self.cohort else { return Ok(()) };
         let name = ContentName::Masks(cohort.settings.round);
         let attached = cohort.attached();
@@ -293,7 +293,7 @@ impl Masks {
     }
 
     /// Answers the clients for which there is something, and those that waited long enough.
-    pub(super) fn reply(&mut self) {
+    pub(super) fn send_messages(&mut self) {
         for (reply, denial) in self.refused.drain(..) {
             drop(reply.send(Err(denial)));
         }

@@ -1,6 +1,6 @@
 //! Runs of kind `Federated`: drives the rounds, and serves the clients.
 //!
-//! The driver may die at any await. Everything that a client was told is in records of the run's partition before it is told: the state of the rounds
+//! The driver may die at any await. What an answer to a client states is in records of the run's partition before it is sent: the state of the rounds
 //! in one record, each upload in another. The next driver continues from them, and a repeated request has the same answer.
 
 mod blobs;
@@ -35,7 +35,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 const QUEUE: usize = 4_096;
 /// Requests that are answered after one write of the record.
 const BATCH: usize = 256;
-/// Longest time without a look at deadlines.
+/// Longest time between checks of deadlines.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Requests to the drivers on this worker.
@@ -129,7 +129,7 @@ fn now_millis() -> u64 {
 }
 
 /// Removes the contents of a run that is removed, or will not continue.
-pub(super) async fn forget(shared: &Arc<Shared>, run: RunId, identity: RunId) -> Result<(), Problem> {
+pub(super) async fn forget_contents(shared: &Arc<Shared>, run: RunId, identity: RunId) -> Result<(), Problem> {
     Contents::new(shared, run, identity).sweep(|_| false).await
 }
 
@@ -153,7 +153,7 @@ impl FederatedDriver {
     /// Drives the run to its end, however long the clients take. If dropped at any await, another driver can continue.
     pub(super) async fn run(mut self) {
         let started = (Instant::now(), self.state.elapsed_ms);
-        let result = self.drive(started).await;
+        let result = self.drive_rounds(started).await;
         self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
         let mut page = None;
         let (phase, code, message) = match result {
@@ -200,7 +200,7 @@ impl FederatedDriver {
     }
 
     /// Serves clients until the run ends. Returns the row of the report page, and why it ended early.
-    async fn drive(&mut self, started: (Instant, u64)) -> Result<(Vec<u8>, String), Interruption> {
+    async fn drive_rounds(&mut self, started: (Instant, u64)) -> Result<(Vec<u8>, String), Interruption> {
         let job = Job::new(&self.state.name, &self.federated)
             .map_err(|error| failed(Code::InvalidValue, error.to_string()))?;
         self.state.phase = Phase::Running;
@@ -212,11 +212,11 @@ impl FederatedDriver {
         let (sender, mut requests) = mpsc::channel(QUEUE);
         self.shared.runs.federated.0.lock().insert(self.run, sender.clone());
         let _registration = Registration { shared: Arc::clone(&self.shared), run: self.run, sender };
-        let outcome = self.serve(&mut core, &mut requests, started).await?;
+        let outcome = self.serve_clients(&mut core, &mut requests, started).await?;
         self.finish(&core, outcome, started)
     }
 
-    async fn serve(
+    async fn serve_clients(
         &mut self,
         core: &mut Core,
         requests: &mut mpsc::Receiver<Request>,
@@ -241,11 +241,11 @@ impl FederatedDriver {
                 () = tokio::time::sleep(core.time_to_deadline().min(TICK)) => {}
             }
             core.handle(batch.drain(..).collect());
-            core.store().await?;
-            core.reply();
+            core.write_state().await?;
+            core.send_answers();
             while let Some(step) = core.aggregate_next().await? {
                 self.note(core, step, &mut version_began, started).await?;
-                core.reply();
+                core.send_answers();
                 self.show(core, started);
             }
         }
