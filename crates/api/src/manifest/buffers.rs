@@ -53,7 +53,7 @@ impl Buffer<'_> {
         find(self.node, field)
     }
 
-    fn number(&self, field: &str) -> Option<f64> {
+    fn numeric(&self, field: &str) -> Option<f64> {
         match self.entry(field)?.value.value {
             Yaml::Integer(value) => Some(value as f64),
             Yaml::Number(value) => Some(value),
@@ -71,8 +71,8 @@ impl Buffer<'_> {
     }
 
     fn priorities(&mut self) {
-        let initial = self.number("initialPriority").unwrap_or(1.0);
-        let most = self.number("maxPriority").unwrap_or(1_024.0);
+        let initial = self.numeric("initialPriority").unwrap_or(1.0);
+        let most = self.numeric("maxPriority").unwrap_or(1_024.0);
         if initial > most {
             let at = &self.path;
             let message = format!(
@@ -87,7 +87,7 @@ impl Buffer<'_> {
             return;
         }
         let at = self.path.clone();
-        if let Some((capacity, least)) = self.number("capacity").zip(self.number("limiter.minSize"))
+        if let Some((capacity, least)) = self.numeric("capacity").zip(self.numeric("limiter.minSize"))
             && least > capacity
         {
             let message = format!(
@@ -96,7 +96,7 @@ impl Buffer<'_> {
             self.problem("limiter.minSize", message, "the first sample would wait forever; lower minSize");
         }
         if let Some((samples, tolerance)) =
-            self.number("limiter.samplesPerInsert").zip(self.number("limiter.tolerance"))
+            self.numeric("limiter.samplesPerInsert").zip(self.numeric("limiter.tolerance"))
             && tolerance < samples
         {
             let message = format!(

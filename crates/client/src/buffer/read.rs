@@ -113,7 +113,7 @@ impl SampleBy {
     }
 
     /// Decodes a setting of a buffer.
-    pub(super) const fn from_wire(sampler: v1::buffer_sampler::Sampler) -> Self {
+    pub(super) const fn from_setting(sampler: v1::buffer_sampler::Sampler) -> Self {
         use v1::buffer_sampler::Sampler;
         match sampler {
             Sampler::Prioritized(it) => Self::Prioritized { alpha: it.alpha, beta: it.beta },

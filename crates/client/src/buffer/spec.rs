@@ -184,7 +184,7 @@ impl BufferSpec {
                 min_diff: limiter.min_diff,
                 max_diff: limiter.max_diff,
             }),
-            sampler: from.sampler.and_then(|sampler| sampler.sampler).map(SampleBy::from_wire),
+            sampler: from.sampler.and_then(|sampler| sampler.sampler).map(SampleBy::from_setting),
         })
     }
 
