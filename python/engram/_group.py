@@ -75,8 +75,14 @@ class Group:
         self._applied = 0
         self._last = (0, 0, 0, 0)
         me = weakref.ref(self)
-        self._at_exit = lambda: (group := me()) is not None and group.close()
-        atexit.register(self._at_exit)
+
+        def at_exit() -> None:
+            group = me()
+            if group is not None:
+                group.close()
+
+        self._at_exit = at_exit
+        atexit.register(at_exit)
 
     # Life cycle
 
@@ -416,7 +422,8 @@ class _Ddp:
             raise invalid(f"the default process group has {dist.get_world_size()} processes; allowed with ddp: 1, the group does the rest")
         cap = self.bucket_bytes / 2**20
         wrapped = DistributedDataParallel(model, bucket_cap_mb=cap, find_unused_parameters=True)
-        wrapped.register_comm_hook(self, _Ddp.__call__)
+        # It must not have annotations as texts, which PyTorch would compare with its types.
+        wrapped.register_comm_hook(self, lambda state, bucket: state(bucket))
         self.wrapped = wrapped
         return wrapped
 

@@ -102,7 +102,7 @@ pub(crate) enum Work {
 }
 
 /// What happened in the engine.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum EngineEvent {
     Gradients { step: u64 },
     Reduced { generation: u64, step: u64, valid: bool },

@@ -88,8 +88,11 @@ pub fn notice_to_wire(term: u64, notice: Notice, address: &dyn Fn(MemberId) -> v
     v1::GroupNotice { term, notice: Some(notice) }
 }
 
+/// Members and their addresses.
+type Addresses = Vec<(MemberId, PeerAddress)>;
+
 /// Returns the term, the notice, and the addresses of the members that it names; `None` for a notice of a newer version.
-pub fn notice_from_wire(wire: v1::GroupNotice) -> Option<(u64, Notice, Vec<(MemberId, PeerAddress)>)> {
+pub fn notice_from_wire(wire: v1::GroupNotice) -> Option<(u64, Notice, Addresses)> {
     let ids = |members: &[v1::GroupMember]| members.iter().map(|it| MemberId(it.id)).collect();
     let (notice, members) = match wire.notice? {
         WireNotice::Fence(generation) => (Notice::Fence { generation }, Vec::new()),
