@@ -2,6 +2,7 @@
 //! reductions.
 //!
 //! `ENGRAM_GROUP_SEED=<seed> cargo test -p engram-client --test group` repeats a seed.
+#![allow(clippy::unwrap_used, reason = "the helpers are tests, too")]
 
 use engram_client::group::{
     Bucket, Committed, Connect, Fetch, Generation, Group, Outcome, Parts, PeerAddress, Readiness, Signal, State,
@@ -96,6 +97,8 @@ impl Transport for Killable {
 }
 
 type Places = Vec<Option<Memory>>;
+/// Where a process receives its messages, while it lives.
+type Inbox = (Sender<Signal>, Arc<Fuse>);
 
 /// The network of a cluster, and what its processes share with the host.
 #[derive(Default)]
@@ -105,7 +108,7 @@ struct World {
     states: Mutex<HashMap<MemberId, State>>,
     /// What was committed, per step.
     steps: Mutex<BTreeMap<u64, (u64, Vec<MemberId>)>>,
-    inboxes: Mutex<HashMap<MemberId, (Sender<Signal>, Arc<Fuse>)>>,
+    inboxes: Mutex<HashMap<MemberId, Inbox>>,
     is_over: AtomicBool,
 }
 
