@@ -52,14 +52,14 @@ impl GradientCompression {
     }
 
     /// Compresses a sum plus what was lost before; returns it with what is lost then.
-    pub(crate) fn compress(&self, sum: GradientSum, feedback: &[f32]) -> (CompressedSum, Vec<f32>) {
+    pub(crate) fn compress(&self, sum: &GradientSum, feedback: &[f32]) -> (CompressedSum, Vec<f32>) {
         let compression = self.encoding();
         let mut compressor =
             Compressor::restore(compression, feedback.to_vec()).expect("the share was checked with the specification");
         let elements = sum.values.len();
         let bytes = compressor.encode(&sum.values, self.samples).expect("the feedback has a value per parameter");
         let lost = compressor.error().to_vec();
-        let GradientSum { samples, loss, .. } = sum;
+        let GradientSum { samples, loss, .. } = *sum;
         (CompressedSum { compression, divisor: self.samples, bytes, elements, samples, loss }, lost)
     }
 }

@@ -402,7 +402,7 @@ mod tests {
             (topk.clone(), "spec.replay.compression.kind is TopK; allowed: no compression"),
             (("/balance", serde_json::json!({})), "spec.replay.balance is set; allowed: absent"),
         ] {
-            assert!(job(&[other.clone()]).is_ok(), "{named}");
+            assert!(job(std::slice::from_ref(&other)).is_ok(), "{named}");
             let text = refused(&[invariant.clone(), other]);
             assert!(text.starts_with(named), "{text}");
         }

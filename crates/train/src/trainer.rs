@@ -366,7 +366,7 @@ impl Trainer {
                 let sum = sums.pop().map_or_else(zero, |(_, sum)| sum);
                 match &self.spec.compression {
                     Some(compression) => {
-                        let (sum, lost) = compression.compress(sum, &self.feedback);
+                        let (sum, lost) = compression.compress(&sum, &self.feedback);
                         feedback = Some(lost);
                         LocalGradient::Compressed(sum)
                     }
