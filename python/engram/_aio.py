@@ -11,6 +11,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from . import _engram
@@ -68,8 +69,8 @@ def send(call: _engram.Call) -> asyncio.Future[Any]:
     future: asyncio.Future[Any] = loop.create_future()
 
     def done(result: Any, failure: BaseException | None) -> None:
-        # In a thread of the native runtime. The loop may have been closed: the future is then of no use.
-        if not loop.is_closed():
+        # In a thread of the native runtime. A loop that was closed meanwhile refuses: the call that awaited the future has ended.
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(_settle, future, result, failure)
 
     def cancel(future: asyncio.Future[Any]) -> None:

@@ -15,7 +15,7 @@ Settings of ``backend.Engram``: ``address`` (as of :func:`engram.connect`; absen
 ``capacity`` (items of it: one per sample, eight fields and put), ``timeout`` in seconds, ``heal`` (see :class:`EngramManager`).
 
 What is fenced: with metadata that is held while its sample is cleared and the slot given to another, ``get_data``, ``put`` and
-``clear_samples`` are refused with :class:`StaleHandleError`. What is not: the ``kv_*`` calls look handles up anew at each call, so that there
+``clear_samples`` are refused with :class:`StaleHandleError`. What is not: the ``kv_*`` calls look handles up at each call, so that there
 only the time between look-up and store is covered; and TransferQueue's controller, which is one process without replicas.
 """
 

@@ -70,7 +70,7 @@ pub(crate) async fn run(arguments: &Proxy, context: &Context) -> anyhow::Result<
     write(&folder.join("proxy.json"), &serde_json::to_string(&description)?)?;
     tokio::select! {
         result = accept(listener, route.clone()) => result?,
-        result = renew(token.as_deref(), &route) => result?,
+        result = copy_renewed_token(token.as_deref(), &route) => result?,
         // Data is of no meaning, and a failure is as good as the end.
         _ = closed_input() => {}
     }
@@ -112,7 +112,7 @@ async fn serve(stream: UnixStream, route: &Route) -> io::Result<()> {
 }
 
 /// Writes the token again when it was renewed; without a token it never returns.
-async fn renew(path: Option<&Path>, route: &Route) -> anyhow::Result<()> {
+async fn copy_renewed_token(path: Option<&Path>, route: &Route) -> anyhow::Result<()> {
     let Some(path) = path else { return std::future::pending().await };
     let mut written = current_token(route)?;
     loop {
