@@ -130,6 +130,7 @@ pub fn plan(cluster: &ValidatedCluster, observed: &Observation, offer: &Offer, n
         gpus: gpu.devices,
         coordinators: offer.coordinators.clone(),
         pull_secrets: offer.pull_secrets.clone(),
+        traces: offer.traces.clone(),
         published: offer.published.clone(),
         bootstrap_workers: bootstrap_workers(cluster, observed),
     };

@@ -26,6 +26,8 @@ pub struct Offer {
     pub coordinators: Vec<String>,
     /// Image pull secrets of the workers.
     pub pull_secrets: Vec<String>,
+    /// Environment variables of the workers for traces; empty = none are sent.
+    pub traces: Vec<(String, String)>,
     /// Published files of clusters with TLS, by name: trust bundle and token issuer.
     pub published: BTreeMap<String, String>,
 }
@@ -40,6 +42,7 @@ impl Offer {
             template_revision: TEMPLATE_REVISION,
             coordinators: Vec::new(),
             pull_secrets: Vec::new(),
+            traces: Vec::new(),
             published: BTreeMap::new(),
         }
     }

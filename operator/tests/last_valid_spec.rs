@@ -32,6 +32,7 @@ fn build(spec: &Value) -> (ValidatedCluster, Value, Value) {
         gpus: 0,
         coordinators: vec!["engram-coordinator.engram-system.svc:7440".into()],
         pull_secrets: Vec::new(),
+        traces: Vec::new(),
         published: [("ca.pem".to_owned(), "a certificate\n".to_owned())].into(),
         bootstrap_workers: 3,
     };

@@ -41,6 +41,7 @@ fn inputs(gpus: u32) -> Inputs {
         gpus,
         coordinators: vec!["engram-coordinator.engram-system.svc:7440".into()],
         pull_secrets: Vec::new(),
+        traces: vec![("OTEL_EXPORTER_OTLP_ENDPOINT".into(), "http://jaeger.observability:4317".into())],
         published: [("ca.pem".to_owned(), "a certificate\n".to_owned())].into(),
         bootstrap_workers: 3,
     }

@@ -227,6 +227,14 @@ impl Cluster {
         engram(arguments.iter().copied().chain(more), input)
     }
 
+    /// Runs a command for this cluster with additional environment variables.
+    pub fn engram_in(&self, environment: &[(&str, &str)], arguments: &[&str], input: &str) -> CommandOutput {
+        let state_dir = self.state_dir().display().to_string();
+        let more = ["--state-dir", state_dir.as_str()];
+        let environment: Vec<_> = environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        engram_in_environment(arguments.iter().copied().chain(more), &environment, input)
+    }
+
     /// Starts a command for this cluster without waiting.
     ///
     /// # Panics

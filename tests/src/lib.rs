@@ -7,10 +7,14 @@
 
 mod cluster;
 mod command;
+mod dashboard;
+mod observability;
 mod storage;
 
 pub use cluster::{Cluster, ClusterBuilder, is_running};
 pub use command::{CommandOutput, binary, engram};
+pub use dashboard::{Dashboard, Panel};
+pub use observability::{Jaeger, Prometheus, SpanRecord, page};
 pub use storage::Storage;
 
 use std::path::{Path, PathBuf};

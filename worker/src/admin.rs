@@ -129,7 +129,10 @@ impl AdminService for Admin {
         let checked =
             local_files::check_snapshot_folder(options.local_files.as_ref(), &options.state_dir, &folder, &owner_key);
         let folder = checked.map_err(Problem::into_status)?;
-        let written = self.shared.engine.snapshot(folder).await.map_err(|error| {
+        let span = engram_trace::Span::child("snapshot");
+        let written = self.shared.engine.snapshot(folder).await;
+        drop(span);
+        let written = written.map_err(|error| {
             let kind = match &error {
                 engram_store::Error::DiskFull { .. } => ProblemKind::DiskFull,
                 _ => ProblemKind::Unavailable,

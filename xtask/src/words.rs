@@ -25,8 +25,15 @@ const EXCEPTIONS: &str = include_str!("../words-exceptions.txt");
 const EXTENSIONS: &[&str] =
     &["md", "rs", "proto", "yaml", "yml", "tpl", "txt", "sh", "py", "cu", "cuh", "h", "cpp", "toml", "go"];
 /// Files without such an ending that are checked: scripts, and texts of the chart in JSON.
-const FILES: &[&str] =
-    &["Dockerfile", ".ci/run", "charts/engram/files/dashboard.json", "charts/engram/values.schema.json"];
+const FILES: &[&str] = &[
+    "Dockerfile",
+    ".ci/run",
+    "charts/engram/files/dashboards/clusters.json",
+    "charts/engram/files/dashboards/devices.json",
+    "charts/engram/files/dashboards/operator.json",
+    "charts/engram/files/dashboards/runs.json",
+    "charts/engram/values.schema.json",
+];
 /// Paths that hold data, other programs' texts, or the lists of this command.
 const SKIPPED: &[&str] = &[
     "xtask/words",

@@ -100,6 +100,7 @@ OTEL_EXPORTER_OTLP_INSECURE: {{ .insecure | quote }}
 {{- end }}
 OTEL_TRACES_SAMPLER: parentbased_traceidratio
 OTEL_TRACES_SAMPLER_ARG: {{ .samplerRatio | quote }}
+ENGRAM_WORKER_TRACE_SAMPLE: {{ ternary 0.01 .workerSamplerRatio (kindIs "invalid" .workerSamplerRatio) | quote }}
 {{- with .resourceAttributes }}
 {{- $pairs := list }}
 {{- range $key, $value := . }}

@@ -10,6 +10,10 @@ Permissions of the operator in watched namespaces. It creates Roles for workers,
 - apiGroups: [engram.dev]
   resources: [learnerclusters]
   verbs: [patch]
+# Scales clusters with autoscaling.mode Operator.
+- apiGroups: [engram.dev]
+  resources: [learnerclusters/scale]
+  verbs: [patch]
 # Deletes runs after their time to live.
 - apiGroups: [engram.dev]
   resources: [learnerruns]

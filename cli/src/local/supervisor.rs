@@ -11,6 +11,7 @@ use super::endpoints::{CoordinatorEndpoint, Endpoints, WorkerEndpoints};
 use super::ports::Ports;
 use super::process::Process;
 use super::state::{self, FORMAT};
+use super::traces::TraceVariables;
 use crate::error::problem;
 use crate::route::Route;
 use anyhow::Context as _;

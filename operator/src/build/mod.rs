@@ -40,6 +40,8 @@ pub struct Inputs {
     pub coordinators: Vec<String>,
     /// Image pull secrets of the workers.
     pub pull_secrets: Vec<String>,
+    /// Environment variables of the workers for traces.
+    pub traces: Vec<(String, String)>,
     /// Published files of clusters with TLS, by name: trust bundle and token issuer.
     pub published: BTreeMap<String, String>,
     /// Number of workers that bootstrap the cluster from its snapshot; constant since its creation.

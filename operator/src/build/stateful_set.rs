@@ -108,6 +108,15 @@ fn container(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
         })
     };
     let field = |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+    let mut environment = vec![
+        field("POD_NAME", "metadata.name"),
+        field("POD_NAMESPACE", "metadata.namespace"),
+        field("POD_UID", "metadata.uid"),
+        field("POD_IP", "status.podIP"),
+        field("NODE_NAME", "spec.nodeName"),
+        json!({ "name": "ENGRAM_CLUSTER", "value": cluster.names.cluster }),
+    ];
+    environment.extend(inputs.traces.iter().map(|(name, value)| json!({ "name": name, "value": value })));
     json!({
         "name": WORKER,
         "image": inputs.worker.image,
@@ -117,14 +126,7 @@ fn container(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
             { "name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP" },
             { "name": "http", "containerPort": HTTP_PORT, "protocol": "TCP" },
         ],
-        "env": [
-            field("POD_NAME", "metadata.name"),
-            field("POD_NAMESPACE", "metadata.namespace"),
-            field("POD_UID", "metadata.uid"),
-            field("POD_IP", "status.podIP"),
-            field("NODE_NAME", "spec.nodeName"),
-            { "name": "ENGRAM_CLUSTER", "value": cluster.names.cluster },
-        ],
+        "env": environment,
         "resources": resources(cluster, inputs),
         "securityContext": {
             "allowPrivilegeEscalation": false,

@@ -11,6 +11,7 @@
 
 mod api_request;
 mod apply;
+mod autoscalers;
 mod cert_manager;
 mod certificate_reports;
 mod certificates;
@@ -19,6 +20,7 @@ mod coordinators;
 mod epochs;
 mod events;
 mod issuer;
+mod keda;
 mod leader;
 mod list_cache;
 pub mod metrics;
@@ -34,6 +36,7 @@ mod runs;
 mod signing;
 mod statuses;
 mod submission;
+mod worker_traces;
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -50,6 +53,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
+use self::autoscalers::Autoscalers;
 use self::certificates::Certificates;
 use self::coordinators::Coordinators;
 use self::epochs::Epochs;
@@ -100,6 +104,7 @@ struct Context {
     lists: ListCache,
     events: Events,
     epochs: Epochs,
+    autoscalers: Autoscalers,
     statuses: Statuses,
     metrics: Arc<Metrics>,
     /// Consecutive failures of each cluster, for the back-off.
@@ -115,7 +120,7 @@ struct Context {
 struct SubmittedRun {
     /// Cluster of the run.
     cluster: Key,
-    /// UID of its object; empty if it was submitted by an earlier version.
+    /// UID of its object, followed by `-` and the number of a retry; empty if it was submitted by an earlier version.
     uid: String,
     /// Whether it occupies the cluster; `false` while it is suspended.
     has_turn: bool,
@@ -124,7 +129,8 @@ struct SubmittedRun {
 impl SubmittedRun {
     /// Returns whether it was submitted for the object with this UID.
     fn is_of(&self, uid: &str) -> bool {
-        self.uid.is_empty() || self.uid == uid
+        let is_retry = |number: &str| number.starts_with('-') && !uid.is_empty();
+        self.uid.is_empty() || self.uid == uid || self.uid.strip_prefix(uid).is_some_and(is_retry)
     }
 }
 
@@ -160,6 +166,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
     let offer = Offer {
         coordinators: options.coordinator_address.clone(),
         pull_secrets: options.worker_pull_secret.clone(),
+        traces: worker_traces::variables(|name| std::env::var(name).ok()),
         cuda_repository: options.worker_cuda_repository.clone().filter(|repository| !repository.is_empty()),
         ..Offer::new(&options.worker_repository, &options.worker_version)
     };
@@ -179,6 +186,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         lists: ListCache::default(),
         events: Events::new(client.clone(), &options.pod_name),
         epochs: Epochs::default(),
+        autoscalers: Autoscalers::default(),
         statuses: Statuses::default(),
         metrics: Arc::clone(&metrics),
         failures: Mutex::default(),
@@ -198,7 +206,8 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
     let page = page::Page { metrics: Arc::clone(&metrics), leadership: Arc::clone(&leadership) };
     parts.spawn(part("http server", page::serve(http_listener, page, until(stopped.clone()))));
     let signing = Signing::server(Arc::clone(&context), options.watch_namespace.is_empty());
-    let serving = host.run_with(coordinator_listener, Routes::new(signing), until(stopped.clone()));
+    let routes = Routes::new(signing).add_service(keda::Scaler::server(Arc::clone(&context)));
+    let serving = host.run_with(coordinator_listener, routes, until(stopped.clone()));
     parts.spawn(part("coordinator server", async move { Ok(serving.await?) }));
     let (renewing, ended) = (Arc::clone(&context), until(stopped.clone()));
     parts.spawn(part("certificate renewal", async move { renewing.coordinators.renew(&metrics, ended).await }));

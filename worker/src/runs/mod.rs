@@ -335,7 +335,7 @@ impl Runs {
 
 /// Runs a driver. One that panics would panic again, so its run fails.
 async fn guarded(shared: Arc<Shared>, (run, identity): (RunId, RunId), driver: impl Future<Output = ()>) {
-    let mut span = Span::agreed(engram_wire::run_trace(identity), None, "run");
+    let mut span = Span::agreed(engram_wire::run_trace(run), None, "run");
     span.set("engram.run.id", run.to_string());
     let Err(payload) = AssertUnwindSafe(driver).catch_unwind().await else { return };
     span.fail("the driver panicked");

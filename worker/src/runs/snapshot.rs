@@ -51,7 +51,7 @@ impl Driver {
         let started = (Instant::now(), self.state.elapsed_ms);
         let mut span = Span::root("snapshot");
         span.set("engram.run.name", self.state.name.clone());
-        span.link_agreed(engram_wire::run_trace(self.state.identity(self.run)));
+        span.link_agreed(engram_wire::run_trace(self.run));
         let result = in_span(&span, self.drive()).await;
         if let Err(Interruption::Failed { message, .. }) = &result {
             span.fail(message);

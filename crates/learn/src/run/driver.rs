@@ -223,7 +223,7 @@ impl<C: Cluster, L: RunLog> Driver<C, L> {
 
     /// Returns the trace of the run.
     fn run_trace(&self) -> engram_trace::Context {
-        engram_trace::Context::of("run", &self.identity.0.to_be_bytes())
+        engram_trace::Context::of("run", &self.run.0.to_be_bytes())
     }
 
     async fn wait_for_turn(&mut self) -> Result<(), Interruption> {

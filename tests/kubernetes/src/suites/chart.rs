@@ -222,8 +222,14 @@ fn monitors(cluster: &Cluster) -> Result<String> {
         panels += expressions(&values.next().context("an empty dashboard")?.context("a dashboard is no JSON")?).len();
     }
     ensure!(panels > 40, "the dashboards ask for {panels} things only");
-    let linked = template(cluster, &["metrics.prometheusRule.enabled=true", "metrics.prometheusRule.runbookBaseUrl=https://wiki/run/"])?;
-    ensure!(linked.contains("runbook_url: https://wiki/run/EngramWorkerNotReady.md"), "alerts do not link to the runbooks");
+    let linked = template(
+        cluster,
+        &["metrics.prometheusRule.enabled=true", "metrics.prometheusRule.runbookBaseUrl=https://wiki/run/"],
+    )?;
+    ensure!(
+        linked.contains("runbook_url: https://wiki/run/EngramWorkerNotReady.md"),
+        "alerts do not link to the runbooks"
+    );
     Ok(format!("{panels} expressions in the dashboards"))
 }
 

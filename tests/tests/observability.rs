@@ -1,0 +1,219 @@
+//! A cluster as it is seen from outside: traces in a real Jaeger, metrics, rules and dashboards in a real Prometheus.
+
+use engram_tests::{
+    Cluster, ClusterBuilder, DEADLINE, Dashboard, Jaeger, Panel, Prometheus, SpanRecord, checkout, cluster_manifest,
+    page, run_manifest, skipped, wait_for,
+};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+const WORKER: &str = "engram-worker";
+const UPSERT: &str = "engram.v1.MemoryService/Upsert";
+/// Dashboards of metrics that workers export, and the one of the operator.
+const DASHBOARDS: [&str; 4] = ["clusters", "runs", "devices", "operator"];
+/// Beginnings of metrics that only an operator exports; the Kubernetes suite `command` compares those with its pages.
+const OF_OPERATOR: [&str; 7] = [
+    "engram_cluster_",
+    "engram_operator_",
+    "engram_runs{",
+    "engram_ended_runs",
+    "engram_last_run",
+    "leader_election",
+    "engram_authentication",
+];
+
+fn training(name: &str) -> String {
+    format!(
+        "apiVersion: engram.dev/v1alpha1\nkind: LearnerRun\nmetadata: {{ name: {name} }}\nspec:\n  clusterRef: {{ name: seen }}\n  \
+         kind: Replay\n  replay:\n    source: {{ synthetic: {{ features: 60, samples: 1000, largest: 20 }} }}\n    model:\n      \
+         inputs: [{{ field: mask, dim: 60 }}]\n      layers: [{{ dense: 8, activation: Relu }}, {{ dense: 1, activation: Sigmoid }}]\n      \
+         loss: {{ kind: Mse, target: score }}\n    optimizer: {{ rate: 0.003 }}\n    batch: 32\n    steps: 40\n"
+    )
+}
+
+/// Returns the span of this name that is a child of `parent`.
+fn child<'a>(spans: &'a [SpanRecord], parent: &SpanRecord, name: &str) -> Option<&'a SpanRecord> {
+    let is_child =
+        |span: &&SpanRecord| span.name == name && span.trace == parent.trace && span.parent() == Some(&parent.id);
+    spans.iter().find(is_child)
+}
+
+/// Waits until a trace has a path of spans, each the parent of the next, from a span without parent; returns the path.
+fn wait_for_path(jaeger: &Jaeger, service: &str, path: &[&str]) -> Vec<SpanRecord> {
+    wait_for(&format!("a trace with {path:?}"), DEADLINE, || {
+        let spans = jaeger.spans(service, path[0]);
+        let roots = spans.iter().filter(|span| span.name == path[0] && span.parent().is_none());
+        let mut paths = roots.filter_map(|root| {
+            let mut found = vec![root.clone()];
+            for name in &path[1..] {
+                found.push(child(&spans, found.last()?, name)?.clone());
+            }
+            Some(found)
+        });
+        paths.next()
+    })
+}
+
+/// Writes memories by a command: the client, the worker that serves the call, and the replicas are one trace.
+fn writes_are_one_trace(cluster: &Cluster, jaeger: &Jaeger) {
+    let write = ["engram insert", "write", UPSERT];
+    let path = wait_for_path(jaeger, "engram-cli", &write);
+    assert_eq!((path[0].service.as_str(), path[2].service.as_str()), ("engram-cli", WORKER));
+    for step in ["admission", "log", "replicate", "apply"] {
+        wait_for_path(jaeger, "engram-cli", &[&write[..], &[step]].concat());
+    }
+    let replicated = wait_for_path(jaeger, "engram-cli", &[&write[..], &["replicate", "append"]].concat());
+    assert_eq!(replicated[4].service, WORKER);
+    assert!(replicated[4].tag("engram.lsn").is_some() && cluster.workers() == 3);
+}
+
+/// Waits until a span exists, with a link to the trace of its run.
+fn wait_for_link(jaeger: &Jaeger, name: &str) {
+    let runs: BTreeSet<String> =
+        wait_for("traces of runs", DEADLINE, || Some(jaeger.spans(WORKER, "run")).filter(|spans| !spans.is_empty()))
+            .into_iter()
+            .map(|span| span.trace)
+            .collect();
+    wait_for(&format!("a link of {name} to its run"), DEADLINE, || {
+        let spans = jaeger.spans(WORKER, name);
+        let links = spans.iter().filter(|span| span.name == name).flat_map(|span| span.references.clone());
+        links.into_iter().any(|(_, trace, _)| runs.contains(&trace)).then_some(())
+    });
+}
+
+fn runs_and_steps_are_traces(jaeger: &Jaeger) {
+    wait_for_path(
+        jaeger,
+        WORKER,
+        &["epoch", "learn epoch", "engram.v1.MemoryService/LearnEpoch", "replicate", "append"],
+    );
+    wait_for_path(jaeger, WORKER, &["epoch", "predict"]);
+    wait_for_link(jaeger, "epoch");
+    for part in ["compute", "reduce", "update"] {
+        wait_for_path(jaeger, WORKER, &["training step", part]);
+        // The members agree on the trace of a step: that of rank 0 is the parent of the others.
+        wait_for_path(jaeger, WORKER, &["training step", "training step", part]);
+    }
+    wait_for_link(jaeger, "training step");
+}
+
+/// Kills a worker: those that take over, and the coordinator that writes the map, record one trace.
+fn a_failover_is_one_trace(cluster: &mut Cluster, jaeger: &Jaeger) {
+    let pid = cluster.worker(1).expect("the worker runs");
+    cluster.kill(pid);
+    wait_for("the trace of the failover", DEADLINE, || {
+        let spans = jaeger.spans(WORKER, "failover");
+        let failovers = spans.iter().filter(|span| span.name == "failover");
+        let mut complete = failovers.filter(|span| {
+            let parts = ["promote", "activate"].iter().all(|part| child(&spans, span, part).is_some());
+            parts && spans.iter().any(|other| other.name == "write partition map" && other.trace == span.trace)
+        });
+        complete.next().map(|span| assert_eq!(span.tag("engram.worker.failed"), Some(&1.into())))
+    });
+    cluster.wait_until_ready();
+}
+
+fn http_ports(cluster: &Cluster) -> Vec<u16> {
+    let endpoints = cluster.endpoints().expect("the cluster runs");
+    let workers = endpoints["workers"].as_array().expect("workers are a list").clone();
+    let port = |text: &str| text.rsplit(':').next().and_then(|port| port.parse().ok());
+    workers.iter().filter_map(|worker| port(worker["http"].as_str()?)).collect()
+}
+
+/// Every panel of workers, and every recorded indicator, has data; exemplars name traces that Jaeger has.
+fn dashboards_have_data(prometheus: &Prometheus, jaeger: &Jaeger) {
+    let mut evaluated = 0;
+    for name in DASHBOARDS {
+        let path = checkout().join(format!("charts/engram/files/dashboards/{name}.json"));
+        let dashboard = Dashboard::parse(&std::fs::read_to_string(path).expect("the dashboard exists"));
+        let expressions =
+            dashboard.panels.iter().flat_map(|panel| panel.targets.iter().map(move |(it, _)| (panel, it)));
+        for (panel, expression) in expressions.filter(|(_, it)| !OF_OPERATOR.iter().any(|metric| it.contains(metric))) {
+            let expression = Panel::expression(expression);
+            wait_for(&format!("data of {} / {}: {expression}", dashboard.title, panel.title), DEADLINE, || {
+                Some(prometheus.query(&expression)).filter(|found| !found.is_empty())
+            });
+            evaluated += 1;
+        }
+        if let Some(folder) = std::env::var_os("ENGRAM_DASHBOARD_PICTURES") {
+            let picture = dashboard.render(|expression| prometheus.query_range(expression, 40));
+            std::fs::write(Path::new(&folder).join(format!("dashboard-{name}.svg")), picture)
+                .expect("failed to write a picture");
+        }
+    }
+    assert!(evaluated > 45, "{evaluated} expressions");
+    for indicator in ["epoch_errors:ratio_rate5m", "write_errors:ratio_rate1h", "incomplete_replication:ratio_avg6h"] {
+        wait_for(indicator, DEADLINE, || {
+            Some(prometheus.query(&format!("engram:{indicator}"))).filter(|found| !found.is_empty())
+        });
+    }
+    let exemplar = wait_for("an exemplar", DEADLINE, || {
+        let found = prometheus.exemplars("engram_request_duration_seconds_bucket{method=\"Upsert\"}");
+        found.iter().find_map(|series| series["exemplars"][0]["labels"]["trace_id"].as_str().map(str::to_owned))
+    });
+    wait_for("the trace of the exemplar", DEADLINE, || {
+        jaeger.spans(WORKER, UPSERT).iter().any(|span| span.trace == exemplar).then_some(())
+    });
+}
+
+#[test]
+fn traces_reach_jaeger_and_every_panel_has_data() {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("observability");
+    std::fs::create_dir_all(&scratch).expect("failed to create a folder");
+    let (Some(jaeger), Some(prometheus)) = (Jaeger::find(&scratch), Prometheus::find()) else {
+        skipped("no Jaeger (ENGRAM_JAEGER, or shared/observability next to the checkout) or no prometheus on the path");
+        return;
+    };
+    let manifest = cluster_manifest("seen", 3, "  partitions: 8\n  replicationFactor: 2\n");
+    let builder = ClusterBuilder::new(&manifest);
+    let folder = builder.state_dir().parent().expect("the state directory has a parent").to_owned();
+    let jaeger = Jaeger::start(&jaeger, &folder);
+    let endpoint = jaeger.endpoint();
+    // A second instead of five: the test waits for its last spans.
+    let often = [("OTEL_BSP_SCHEDULE_DELAY", "500")];
+    let mut cluster =
+        builder.with(&["--otlp-endpoint", &endpoint, "--trace-sample", "1"]).with_environment(&often).start();
+    let targets: Vec<String> = http_ports(&cluster).iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    let prometheus = Prometheus::start(&prometheus, &folder, &targets);
+
+    let environment = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str())];
+    let rows: String = (0..200).map(|id| format!("{{\"id\":{id},\"group\":7}}\n")).collect();
+    cluster.engram_in(&environment, &["insert", "--file", "-"], &rows).exits_with(0);
+    writes_are_one_trace(&cluster, &jaeger);
+    let memory = cluster.file(
+        "memory.yaml",
+        run_manifest("few", "seen", "    source: { synthetic: { memories: 500 } }\n    epochs: 12\n"),
+    );
+    cluster.engram(&["run", &memory]).exits_with(0);
+    let replay = cluster.file("replay.yaml", training("model"));
+    cluster.engram(&["run", &replay]).exits_with(0);
+    cluster.engram_in(&environment, &["snapshot", "create", "seen"], "").exits_with(0);
+    wait_for_path(&jaeger, "engram-cli", &["engram snapshot", "engram.v1.AdminService/CreateSnapshot", "snapshot"]);
+    runs_and_steps_are_traces(&jaeger);
+    dashboards_have_data(&prometheus, &jaeger);
+    a_failover_is_one_trace(&mut cluster, &jaeger);
+    let exported = page(http_ports(&cluster)[0], "/metrics").expect("the worker responds");
+    assert!(
+        exported.lines().any(|line| line.contains("request_duration") && line.contains("# {trace_id=")),
+        "{exported}"
+    );
+    let (_, status) = cluster.stop();
+    assert!(status.success());
+}
+
+/// Alerts have a page each, and no page is left over.
+#[test]
+fn every_alert_links_to_its_runbook() {
+    let rules = std::fs::read_to_string(checkout().join("charts/engram/files/alerts.yaml")).expect("the rules exist");
+    let value = |line: &str, key: &str| line.trim().strip_prefix(key).map(str::to_owned);
+    let alerts: Vec<String> = rules.lines().filter_map(|line| value(line, "- alert: ")).collect();
+    let links: Vec<String> = rules.lines().filter_map(|line| value(line, "runbook_url: ")).collect();
+    let expected: Vec<String> = alerts.iter().map(|alert| format!("docs/runbooks/{alert}.md")).collect();
+    assert_eq!(links, expected);
+    for link in &links {
+        let page = std::fs::read_to_string(checkout().join(link)).unwrap_or_else(|error| panic!("{link}: {error}"));
+        assert!(["## Diagnosis", "## Mitigation"].iter().all(|part| page.contains(part)), "{link} is incomplete");
+    }
+    let pages = std::fs::read_dir(checkout().join("docs/runbooks")).expect("the folder exists").count();
+    assert_eq!(pages, alerts.len() + 1, "pages without an alert, besides the index");
+}
