@@ -192,7 +192,7 @@ impl Group {
         Ok(Self { threads, group, server: Mutex::new(Some(server)), slot: Mutex::default() })
     }
 
-    /// Hands over a bucket: `elements` floats at the addresses `sums` and `reduced`, in the memory of `tensors`.
+    /// Submits a bucket: `elements` floats at the addresses `sums` and `reduced`, in the memory of `tensors`.
     fn submit(
         &self,
         py: Python<'_>,

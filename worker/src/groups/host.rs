@@ -90,7 +90,7 @@ impl Host {
     ) -> Result<Self, Problem> {
         let partition = runs::partition(shared, run);
         let (state, version) = GroupState::load(shared, partition, run).await?.unwrap_or((settings, 0));
-        if !state.store(shared, (partition, run), version).await? {
+        if !state.store_state(shared, (partition, run), version).await? {
             return Err(Problem::of(v1::ProblemKind::Unavailable, "another worker has taken the group over"));
         }
         let version = version + 1;
@@ -133,7 +133,7 @@ impl Host {
                     Some(event) => self.event(event).await,
                     None => break,
                 },
-                _ = tick.tick() => self.tick().await,
+                _ = tick.tick() => self.host_tick().await,
             };
             match result {
                 Ok(true) => {}
@@ -157,7 +157,7 @@ impl Host {
         }
     }
 
-    fn now_ms(&self) -> u64 {
+    fn elapsed_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
 
@@ -177,7 +177,7 @@ impl Host {
         match event {
             HostEvent::Joined { stream, join, responses } => self.join(stream, join, responses).await?,
             HostEvent::Received { member, request } => match request.request {
-                Some(Received::Report(report)) => self.report(report_from_wire(member, &report)).await?,
+                Some(Received::Report(report)) => self.member_report(report_from_wire(member, &report)).await?,
                 Some(Received::ProbeAnswer(_)) => self.service(ServiceEvent::ProbeAnswered(member)).await?,
                 Some(Received::Join(_)) | None => {}
             },
@@ -195,7 +195,7 @@ impl Host {
             }
             HostEvent::Status(reply) => {
                 // The caller may have gone.
-                let _ = reply.send(self.status());
+                let _ = reply.send(self.group_status());
             }
         }
         Ok(true)
@@ -230,7 +230,7 @@ impl Host {
         });
     }
 
-    async fn report(&mut self, report: Report) -> Result<(), Deposed> {
+    async fn member_report(&mut self, report: Report) -> Result<(), Deposed> {
         let Some(process) = self.processes.get_mut(&report.member) else { return Ok(()) };
         process.report = Some(report);
         if report.leaving && self.is_dissolving() {
@@ -251,7 +251,7 @@ impl Host {
         self.state.members.iter().all(is_leaving)
     }
 
-    /// Releases the last members: there is nobody to hand the training over to.
+    /// Releases the last members: no other member continues the training.
     async fn dissolve(&mut self) -> Result<(), Deposed> {
         let leaving: Vec<MemberId> = self
             .processes
@@ -261,14 +261,14 @@ impl Host {
             .collect();
         if !self.state.members.is_empty() {
             self.state.members.clear();
-            self.store().await?;
+            self.store_record().await?;
             self.service = None;
         }
         leaving.into_iter().for_each(|member| self.notify(member, self.term, Notice::Release));
         Ok(())
     }
 
-    async fn tick(&mut self) -> Result<bool, Deposed> {
+    async fn host_tick(&mut self) -> Result<bool, Deposed> {
         if self.shared.engine.position(self.partition).is_none() {
             return Err(Deposed);
         }
@@ -287,7 +287,7 @@ impl Host {
             );
             self.state.members.clear();
             (self.service, self.lost) = (None, None);
-            self.store().await?;
+            self.store_record().await?;
         }
         let idle = if self.processes.is_empty() { Some(self.idle.unwrap_or_else(Instant::now)) } else { None };
         self.idle = idle;
@@ -316,9 +316,9 @@ impl Host {
             if !is_over && !self.state.members.iter().all(is_here) {
                 return Ok(());
             }
-            self.state.record()
+            self.state.group_record()
         };
-        self.service = Some(Service::new(record, self.term, self.state.settings(), self.now_ms()));
+        self.service = Some(Service::new(record, self.term, self.state.settings(), self.elapsed_ms()));
         let reports: Vec<Report> = self.processes.values().filter_map(|process| process.report).collect();
         for report in reports {
             self.service(ServiceEvent::Report(report)).await?;
@@ -355,7 +355,7 @@ impl Host {
 
     /// Passes an event to the membership service and executes its actions.
     async fn service(&mut self, event: ServiceEvent) -> Result<(), Deposed> {
-        let now_ms = self.now_ms();
+        let now_ms = self.elapsed_ms();
         let Some(service) = &mut self.service else { return Ok(()) };
         let mut actions = VecDeque::from(service.step(event, now_ms));
         while let Some(action) = actions.pop_front() {
@@ -363,9 +363,9 @@ impl Host {
                 ServiceAction::Send { to, term, notice } => self.notify(to, term, notice),
                 ServiceAction::Probe(member) => self.send(member, Sent::Probe(v1::GroupProbe {})),
                 ServiceAction::Record { record, .. } => {
-                    self.keep(&record);
-                    self.store().await?;
-                    let (now_ms, generation) = (self.now_ms(), record.generation);
+                    self.keep_record(&record);
+                    self.store_record().await?;
+                    let (now_ms, generation) = (self.elapsed_ms(), record.generation);
                     if let Some(service) = &mut self.service {
                         actions.extend(service.step(ServiceEvent::Recorded { generation }, now_ms));
                     }
@@ -387,7 +387,7 @@ impl Host {
         Ok(())
     }
 
-    fn keep(&mut self, record: &Record) {
+    fn keep_record(&mut self, record: &Record) {
         let member = |id: &MemberId| {
             let v1::GroupMember { reduce_address, state_address, .. } =
                 self.addresses.get(id).cloned().unwrap_or_default();
@@ -403,9 +403,9 @@ impl Host {
     }
 
     /// Writes the record, with retries while this worker is the primary.
-    async fn store(&mut self) -> Result<(), Deposed> {
+    async fn store_record(&mut self) -> Result<(), Deposed> {
         loop {
-            match self.state.store(&self.shared, (self.partition, self.run), self.version).await {
+            match self.state.store_state(&self.shared, (self.partition, self.run), self.version).await {
                 Ok(true) => {
                     self.version += 1;
                     return Ok(());
@@ -427,7 +427,7 @@ impl Host {
         }
     }
 
-    fn status(&self) -> v1::GroupStatus {
+    fn group_status(&self) -> v1::GroupStatus {
         let GroupState { generation, step, digest, detect_ms, min_members, .. } = self.state;
         let address = |member: &MemberState| self.addresses.get(&MemberId(member.id)).cloned().unwrap_or_default();
         let members = self.state.members.iter().map(address).collect();

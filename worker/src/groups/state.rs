@@ -52,7 +52,7 @@ impl GroupState {
         Settings { timing: self.timing(), min_members: self.min_members as usize, quorum: Quorum::StoreTerm }
     }
 
-    pub(super) fn record(&self) -> Record {
+    pub(super) fn group_record(&self) -> Record {
         Record {
             generation: self.generation,
             members: self.members.iter().map(|member| MemberId(member.id)).collect(),
@@ -106,7 +106,7 @@ impl GroupState {
     }
 
     /// Writes the record; `false` if another host wrote it since `expected`.
-    pub(super) async fn store(
+    pub(super) async fn store_state(
         &self,
         shared: &Shared,
         (partition, run): (PartitionId, RunId),

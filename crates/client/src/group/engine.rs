@@ -202,7 +202,7 @@ impl Engine {
             };
             match next {
                 Some(Work::Stop) => break,
-                Some(work) => self.execute(work),
+                Some(work) => self.execute_work(work),
                 None => self.reduce_next(),
             }
         }
@@ -218,7 +218,7 @@ impl Engine {
         }
     }
 
-    fn execute(&mut self, work: Work) {
+    fn execute_work(&mut self, work: Work) {
         match work {
             Work::Bucket(bucket) => self.buckets.push(bucket),
             Work::Finish { samples, state_digest, completion } => {

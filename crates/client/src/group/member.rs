@@ -190,7 +190,7 @@ impl Driver {
             actions.retain(|action| *action != MemberAction::Cancel);
             self.enter(generation, paused);
         }
-        let is_running = self.execute(&mut actions, own);
+        let is_running = self.execute_actions(&mut actions, own);
         if matches!(self.member.report().stage, Stage::Fenced | Stage::Outside) {
             // An exchange of flags ends as well: the service finishes the step or repeats it.
             self.cancel();
@@ -217,10 +217,10 @@ impl Driver {
     /// Passes an event to the state machine and executes its actions; returns whether the member goes on.
     fn step(&mut self, event: MemberEvent, own: &Sender<Signal>) -> bool {
         let mut actions = VecDeque::from(self.member.step(event, self.now_ms()));
-        self.execute(&mut actions, own)
+        self.execute_actions(&mut actions, own)
     }
 
-    fn execute(&mut self, actions: &mut VecDeque<MemberAction>, own: &Sender<Signal>) -> bool {
+    fn execute_actions(&mut self, actions: &mut VecDeque<MemberAction>, own: &Sender<Signal>) -> bool {
         while let Some(action) = actions.pop_front() {
             let is_running = match action {
                 MemberAction::Compute { step } => self.work(Work::Compute { step }),

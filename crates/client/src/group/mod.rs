@@ -287,7 +287,7 @@ impl Group {
         Ok((group, signals))
     }
 
-    /// Hands over a bucket of the open step: it may be reduced at once. All members submit buckets of the same keys in the same order.
+    /// Submits a bucket of the open step: it may be reduced at once. All members submit buckets of the same keys in the same order.
     ///
     /// # Errors
     /// The group failed or was left.
