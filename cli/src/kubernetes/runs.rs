@@ -114,6 +114,19 @@ impl Cluster {
         deleted.map(drop).map_err(describe)
     }
 
+    /// Reads a run; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// The API server rejects the request.
+    pub(crate) async fn run_object(&self, name: &str) -> anyhow::Result<Option<RunObject>> {
+        let object = self.runs().get_opt(name).boxed().await;
+        let object = object
+            .map_err(|error| error::describe(&error, "to read the LearnerRun", "get learnerruns", &self.namespace))?;
+        let Some(object) = object else { return Ok(None) };
+        let object = serde_json::to_value(object).context("failed to serialize the LearnerRun")?;
+        Ok(Some(RunObject { state: object_state(&object), spec: spec_of(&object) }))
+    }
+
     async fn run(&self, name: &str) -> anyhow::Result<Value> {
         let object = self.runs().get(name).boxed().await;
         let object = object
@@ -130,6 +143,55 @@ impl Cluster {
             plural: "learnerruns".into(),
         };
         Api::namespaced_with(self.client.clone(), &self.namespace, &resource)
+    }
+}
+
+/// A run as the API server has it.
+#[derive(Debug)]
+pub(crate) struct RunObject {
+    pub(crate) state: ObjectState,
+    /// `None` if it is invalid.
+    spec: Option<LearnerRunSpec>,
+}
+
+impl RunObject {
+    /// Returns whether its specification is this one.
+    pub(crate) fn is_same(&self, spec: &LearnerRunSpec) -> bool {
+        self.spec.as_ref().is_some_and(|existing| is_same(existing, spec))
+    }
+}
+
+/// State of a run by its status.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ObjectState {
+    /// Not started.
+    Waiting,
+    /// Started, with its progress.
+    Running(String),
+    Complete,
+    /// Never started, because a run on which it depends failed.
+    Skipped(String),
+    /// Failed, with the reason.
+    Failed(String),
+}
+
+fn object_state(object: &Value) -> ObjectState {
+    let status = &object["status"];
+    let failed = || status["conditions"].as_array().into_iter().flatten().find(|it| it["type"] == "Failed");
+    let text = |field: &str| failed().and_then(|it| it[field].as_str()).unwrap_or_default().to_owned();
+    match status["phase"].as_str() {
+        Some("Complete") => ObjectState::Complete,
+        Some("Failed") if text("reason") == "DependencyFailed" => ObjectState::Skipped(text("message")),
+        Some("Failed") => ObjectState::Failed(text("message")),
+        Some("Running") => {
+            let progress = &status["progress"];
+            let total = progress["total"].as_i64().map_or_else(String::new, |total| format!("/{total}"));
+            ObjectState::Running(format!("{}{total}", progress["epoch"].as_i64().unwrap_or_default()))
+        }
+        _ => match stage(object) {
+            Stage::Rejected(message) => ObjectState::Failed(message),
+            Stage::Submitted | Stage::Waiting(_) => ObjectState::Waiting,
+        },
     }
 }
 

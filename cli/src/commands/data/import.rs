@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::rows::Compression;
 use crate::target::Target;
 use anyhow::Context as _;
-use engram_api::{API_VERSION, Code, ExitCode, MAX_NAME_LENGTH, Problem, Requirement};
+use engram_api::{API_VERSION, Code, ExitCode, MAX_NAME_LENGTH, Problem, Requirement, Source};
 use engram_learn::source::{GitOptions, SourceError, export_git, is_shallow_git};
 use engram_proto::v1::ResumeMode;
 use serde_json::{Value, json};
@@ -279,6 +279,16 @@ async fn submit_run(
     {
         context.output.note("nothing was added since; to learn all of it once more, give another --name");
     }
+    if let Some(Report::Learning(report)) = &report
+        && report.prediction.iter().any(|rate| rate.memory() < rate.frequent().max(rate.recent()))
+    {
+        // Of a repository its folder is enough.
+        let what = manifest.runs[0].spec.memory.as_ref().map(|memory| &memory.source);
+        let what = if let Some(Source::Git(git)) = what { git.path.as_str() } else { "FILE" };
+        context.output.note(format!(
+            "a simpler ranking predicts better than the memory with the settings of this cluster; to search better ones: engram tune {what}"
+        ));
+    }
     if let (Some(path), Some(report)) = (&options.report, &report) {
         report.write_page(path)?;
         context.output.note(format!("wrote {}", path.display()));
@@ -325,7 +335,7 @@ async fn write_events(options: GitOptions, file: PathBuf, context: &Context) -> 
 }
 
 /// Converts an error of a source to a problem with its error code.
-pub(super) fn source_problem(error: &SourceError) -> Problem {
+pub(crate) fn source_problem(error: &SourceError) -> Problem {
     Problem::new(Code::find(error.code()).unwrap_or(Code::SourceUnreadable), error.to_string())
 }
 

@@ -1,5 +1,6 @@
 //! `engram run`: submits the runs of a manifest one after another and follows each until it is finished.
 
+use super::graph::{self, Selection};
 use super::run_report::Report;
 use crate::commands::manifest;
 use crate::context::Context;
@@ -10,7 +11,7 @@ use crate::target::{Local, Target};
 use anyhow::Context as _;
 use engram_api::{
     Code, DataFile, Events, ExitCode, LearnerRun, LearnerRunSpec, MAX_DATA_BYTES, Manifest, ManifestEnum as _, Problem,
-    Requirement, RunKind, Source,
+    RunKind, Source,
 };
 use engram_client::{Client, Watch};
 use engram_learn::report::{self, RunReport};
@@ -36,12 +37,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
   engram run runs.yaml --report report.html     write an HTML page with charts
   engram run runs.yaml --no-wait                submit without waiting; see: engram list runs
   engram run runs.yaml --rerun                  run again what has ended; its result is replaced
+  engram run workflow.yaml                      runs with dependsOn: in their order, and only what has changed
+  engram run workflow/ --rerun-from evaluate    a folder of manifests: again from one run on
   engram run runs.yaml -o json                  print a JSON line per learning epoch, then the result
 
 In Kubernetes the command creates a LearnerRun object for each run, and the operator submits it to the workers.
 Ctrl-C cancels the run after its current epoch; a second Ctrl-C detaches and leaves it running.")]
 pub(crate) struct Run {
-    /// Manifest with one or more LearnerRuns; `-` is stdin
+    /// Manifest with one or more LearnerRuns, or a folder of manifests; `-` is stdin
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Submit the runs without waiting for them
@@ -51,33 +54,62 @@ pub(crate) struct Run {
     /// again
     #[arg(long)]
     rerun: bool,
+    /// Run again this run and the runs that depend on it
+    #[arg(long, value_name = "RUN", conflicts_with = "rerun")]
+    rerun_from: Option<String>,
     /// Write an HTML report of the run; requires a manifest with one run
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
 }
 
 pub(crate) async fn run(arguments: &Run, context: &Context) -> anyhow::Result<ExitCode> {
-    let manifest = manifest::read(&arguments.file, Requirement::Runs)?;
-    manifest::print_notes(&manifest, context);
-    if arguments.report.is_some() && manifest.runs.len() != 1 {
-        let message = format!(
-            "--report requires a manifest with one run; {} has {}",
-            arguments.file.display(),
-            manifest.runs.len()
-        );
+    let manifests = graph::read(&arguments.file)?;
+    manifests.iter().for_each(|manifest| manifest::print_notes(manifest, context));
+    let runs = || manifests.iter().flat_map(|manifest| &manifest.runs);
+    if arguments.report.is_some() && runs().count() != 1 {
+        let message =
+            format!("--report requires a manifest with one run; {} has {}", arguments.file.display(), runs().count());
         return Err(problem(Code::Conflicting, message));
     }
     let target = Target::find(context).await?;
     let client = target.connect().await?;
-    check(&manifest, &target, &client)?;
+    manifests.iter().try_for_each(|manifest| check(manifest, &target, &client))?;
+    let is_graph = arguments.rerun_from.is_some() || manifests.iter().any(|manifest| graph::is_graph(&manifest.runs));
+    if is_graph {
+        let selection = Selection { all: arguments.rerun, from: arguments.rerun_from.clone() };
+        graph::execute_files(&manifests, (selection, arguments.no_wait), (&target, &client), context).await?;
+        if let (Some(path), Some(run)) = (&arguments.report, runs().next()) {
+            write_report(&Report::read(&client, &run.metadata.name).await?, path, context)?;
+        }
+        return Ok(ExitCode::Ok);
+    }
+    for manifest in &manifests {
+        run_in_order(manifest, arguments, (&target, &client), context).await?;
+    }
+    Ok(ExitCode::Ok)
+}
+
+fn write_report(report: &Report, path: &Path, context: &Context) -> anyhow::Result<()> {
+    report.write_page(path)?;
+    context.output.note(format!("wrote {}", path.display()));
+    Ok(())
+}
+
+/// Submits the runs of a manifest one after another.
+async fn run_in_order(
+    manifest: &Manifest,
+    arguments: &Run,
+    (target, client): (&Target, &Client),
+    context: &Context,
+) -> anyhow::Result<()> {
     for run in &manifest.runs {
         let name = &run.metadata.name;
-        let is_new = match &target {
+        let is_new = match target {
             Target::Kubernetes(cluster) if arguments.rerun => cluster.recreate_run(run).await?,
             Target::Kubernetes(cluster) => cluster.create_run(run).await?,
-            _ if arguments.rerun => submit_again(&client, &manifest, run).await?,
+            _ if arguments.rerun => submit_again(client, manifest, run).await?,
             _ => {
-                let submission = submit(&client, &manifest, run, ResumeMode::Unfinished).await?;
+                let submission = submit(client, manifest, run, ResumeMode::Unfinished).await?;
                 submission.note_resumed(context);
                 submission.created || submission.resumed
             }
@@ -90,18 +122,17 @@ pub(crate) async fn run(arguments: &Run, context: &Context) -> anyhow::Result<Ex
             context.output.note(format!("submitted run {name}; show its progress: {describe}"));
             continue;
         }
-        if let Target::Kubernetes(cluster) = &target {
+        if let Target::Kubernetes(cluster) = target {
             cluster
                 .wait_for_submission(name, |reason| context.output.note(format!("run {name} is waiting: {reason}")))
                 .await?;
         }
-        let report = follow(&client, name, &context.output).await?;
+        let report = follow(client, name, &context.output).await?;
         if let (Some(path), Some(report)) = (&arguments.report, &report) {
-            report.write_page(path)?;
-            context.output.note(format!("wrote {}", path.display()));
+            write_report(report, path, context)?;
         }
     }
-    Ok(ExitCode::Ok)
+    Ok(())
 }
 
 /// Validates all runs before any is submitted: the name of a run that fails immediately cannot be reused.
