@@ -44,6 +44,38 @@ pub enum RunState {
     },
     /// The run was submitted to the workers.
     Submitted(RunReport),
+    /// The run failed and is retried.
+    BackOff(Retry),
+}
+
+/// A retry of a run that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// Number of the retry, from 1.
+    pub number: u32,
+    /// When it starts, RFC 3339.
+    pub time: String,
+    /// What failed, for users.
+    pub message: String,
+}
+
+/// Reason of a run that waits for its next retry.
+const BACK_OFF: &str = "BackOff";
+
+/// Returns whether the run waits for its next retry, or has not been submitted again yet.
+pub fn is_backing_off(status: &LearnerRunStatus) -> bool {
+    status.retry_time.is_some()
+}
+
+/// Returns the number of the retry that follows the failed attempt of `report`; `None` if the run has not failed, or has no retries left.
+pub fn next_retry(old: &LearnerRunStatus, backoff_limit: u32, report: &RunReport) -> Option<u32> {
+    let number = old.retries.unwrap_or_default() + 1;
+    (report.phase == v1::RunPhase::Failed && number <= backoff_limit).then_some(number)
+}
+
+/// Returns the message of the condition `Failed`.
+pub fn failure_message(status: &LearnerRunStatus) -> String {
+    condition_of(status, FAILED).map_or_else(String::new, |failed| failed.message.clone())
 }
 
 impl RunState {
@@ -162,6 +194,7 @@ pub fn run_event(old: &LearnerRunStatus, new: &LearnerRunStatus) -> Option<RunEv
     let message = |kind: &str| condition_of(new, kind).map_or_else(String::new, |condition| condition.message.clone());
     let event = |is_warning, reason, note: String| Some(RunEvent { is_warning, reason, note });
     match new.phase? {
+        RunPhase::Pending if is_backing_off(new) => event(true, "Retrying", message(COMPLETE)),
         RunPhase::Pending => None,
         RunPhase::Running => {
             let pod = new.driver.as_ref().map_or_else(String::new, |pod| format!(", driven by pod {pod}"));
@@ -245,6 +278,7 @@ pub fn run_status(
         }
         RunState::Failed { reason, message } => (RunPhase::Failed, *reason, message.clone()),
         RunState::Suspended => (RunPhase::Suspended, "Suspended", "spec.suspend is true".into()),
+        RunState::BackOff(retry) => (RunPhase::Pending, BACK_OFF, retry.message.clone()),
         RunState::Submitted(report) => match report.phase {
             v1::RunPhase::Unspecified | v1::RunPhase::Queued if !report.queues() => {
                 (RunPhase::Pending, "Starting", report.message.clone())
@@ -277,6 +311,13 @@ pub fn run_status(
     };
     if phase != RunPhase::Running {
         status.driver = None;
+    }
+    match state {
+        RunState::BackOff(retry) => {
+            (status.retries, status.retry_time) = (Some(retry.number), Some(retry.time.clone()));
+        }
+        RunState::Submitted(_) | RunState::Failed { .. } => status.retry_time = None,
+        _ => {}
     }
     if let RunState::Failed { .. } = state {
         status.completion_time = status.completion_time.or_else(since);
@@ -334,6 +375,26 @@ mod tests {
 
     fn next_status(old: &LearnerRunStatus, state: &RunState, now: &str) -> LearnerRunStatus {
         run_status(old, (1, false), state, now)
+    }
+
+    #[test]
+    fn a_failed_run_is_retried_up_to_its_limit() {
+        let failed = RunReport { phase: v1::RunPhase::Failed, message: "no space".into(), ..RunReport::default() };
+        let cancelled = RunReport { phase: v1::RunPhase::Cancelled, ..RunReport::default() };
+        let old = LearnerRunStatus::default();
+        assert_eq!((next_retry(&old, 2, &failed), next_retry(&old, 0, &failed)), (Some(1), None));
+        assert_eq!(next_retry(&old, 2, &cancelled), None);
+        let retry = Retry { number: 2, time: "t9".into(), message: "attempt 2 failed".into() };
+        let waiting = next_status(&old, &RunState::BackOff(retry), "t0");
+        assert_eq!((waiting.phase, waiting.retries), (Some(RunPhase::Pending), Some(2)));
+        assert!(is_backing_off(&waiting) && waiting.completion_time.is_none());
+        assert_eq!(
+            run_event(&LearnerRunStatus { phase: Some(RunPhase::Running), ..old }, &waiting).unwrap().reason,
+            "Retrying"
+        );
+        assert_eq!(next_retry(&waiting, 2, &failed), None);
+        let ended = next_status(&waiting, &RunState::Submitted(failed), "t1");
+        assert!(is_over(&ended) && !is_backing_off(&ended));
     }
 
     #[test]

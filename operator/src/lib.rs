@@ -25,6 +25,7 @@ pub mod certificate_approval;
 mod cluster_progress;
 mod cluster_status;
 mod coordinator_goal;
+mod dependency;
 mod last_valid_spec;
 pub mod learner_run;
 pub mod lease;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use engram_api::status::{LearnerRunStatus, RunPhase};
-use engram_api::{LearnerRunSpec, MANAGED_BY};
+use engram_api::{LearnerRunSpec, MANAGED_BY, retry_delay_seconds};
 use engram_client::{Client, Network, Options};
 use engram_identity::{ExpectedPeer, Role};
 use engram_proto::v1;
@@ -28,7 +28,10 @@ use super::reconcile::{SWEEP_PERIOD, is_ours, key_of, now};
 use super::resource_kinds::RUN;
 use super::submission::submit_and_report;
 use super::{Context, Key, SubmittedRun, apply, reconcile_span};
-use crate::learner_run::{EndedRun, RunState, is_over, run_event, run_status, validate_run};
+use crate::dependency;
+use crate::learner_run::{
+    EndedRun, Retry, RunReport, RunState, is_backing_off, is_over, next_retry, run_event, run_status, validate_run,
+};
 use crate::queue::{self, Wait};
 
 /// Requeue delay of a queued run.
@@ -133,12 +136,22 @@ async fn advance(
 ) -> Result<(RunState, Option<Duration>), Error> {
     let context = &run_context.context;
     let cluster = Key { namespace: key.namespace.clone(), name: spec.cluster_ref.name.clone() };
-    let (has_started, uid) = (old.start_time.is_some(), uid_of(object));
+    let (has_started, uid) = (old.start_time.is_some() && !is_backing_off(old), uid_of(object));
     if context.submitted().get(key).is_some_and(|submitted| !submitted.is_of(uid)) {
         return Ok((RunState::replacing(&key.name, None), Some(QUEUED)));
     }
     if spec.suspend && !has_started && !context.submitted().get(key).is_some_and(|submitted| submitted.has_turn) {
         return hold_suspended(context, key, uid, &cluster).await;
+    }
+    if old.start_time.is_none()
+        && let Some(held) = held_back(run_context, object)
+    {
+        return Ok((held, Some(QUEUED)));
+    }
+    if let Some(left) = back_off(old) {
+        let number = old.retries.unwrap_or_default();
+        let time = old.retry_time.clone().unwrap_or_default();
+        return Ok((RunState::BackOff(Retry { number, time, message: back_off_message(old) }), Some(left)));
     }
     // A suspended run does not queue.
     if !spec.suspend
@@ -147,11 +160,17 @@ async fn advance(
     {
         return Ok((RunState::Queued(wait), Some(QUEUED)));
     }
-    let (state, again) = submit_and_report(context, key, object, spec, has_started).await?;
+    let (mut state, mut again) = submit_and_report(context, key, object, spec, has_started).await?;
+    if let RunState::Submitted(report) = &state
+        && let Some(number) = next_retry(old, spec.backoff_limit, report)
+    {
+        let delay = Duration::from_secs(retry_delay_seconds(number));
+        (state, again) = (RunState::BackOff(retry(number, delay, spec.backoff_limit, report)), Some(delay));
+    }
     match &state {
         RunState::Submitted(report) => {
             let has_turn = report.phase != v1::RunPhase::Suspended;
-            context.submitted().insert(key.clone(), SubmittedRun { cluster, uid: uid.to_owned(), has_turn });
+            context.submitted().insert(key.clone(), SubmittedRun { cluster, uid: attempt_uid(object), has_turn });
         }
         // Submitted, but its workers are unreachable: it keeps its turn, and is cancelled if its object is deleted.
         RunState::Pending { .. } if has_started => {}
@@ -183,13 +202,63 @@ fn track_succeeded(context: &Context, key: &Key, object: &Value, status: &Learne
     let cluster = object.pointer("/spec/clusterRef/name").and_then(Value::as_str);
     let (Some(cluster), Some(RunPhase::Complete)) = (cluster, status.phase) else { return };
     let cluster = Key { namespace: key.namespace.clone(), name: cluster.to_owned() };
-    let run = SubmittedRun { cluster, uid: uid_of(object).to_owned(), has_turn: false };
+    let run = SubmittedRun { cluster, uid: attempt_uid(object), has_turn: false };
     context.succeeded().insert(key.clone(), run);
 }
 
 /// Returns the UID of an object.
 pub(super) fn uid_of(object: &Value) -> &str {
     object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Returns the identity of a run for the workers: the UID of its object, and the number of the retry, which is another submission.
+pub(super) fn attempt_uid(object: &Value) -> String {
+    let uid = uid_of(object);
+    match object.pointer("/status/retries").and_then(Value::as_u64) {
+        Some(retry) => format!("{uid}-{retry}"),
+        None => uid.to_owned(),
+    }
+}
+
+/// Returns the time until the next retry of a run; `None` if it is due, or there is none.
+fn back_off(status: &LearnerRunStatus) -> Option<Duration> {
+    let time: Timestamp = status.retry_time.as_ref()?.parse().ok()?;
+    let left = time.as_millisecond() - Timestamp::now().as_millisecond();
+    u64::try_from(left).ok().filter(|left| *left > 0).map(Duration::from_millis)
+}
+
+fn back_off_message(status: &LearnerRunStatus) -> String {
+    let complete = status.conditions.iter().find(|condition| condition.kind == "Complete");
+    complete.map_or_else(String::new, |condition| condition.message.clone())
+}
+
+/// Returns a retry that starts after `delay`.
+fn retry(number: u32, delay: Duration, limit: u32, report: &RunReport) -> Retry {
+    let time = Timestamp::now() + delay;
+    let message = format!("failed: {}; retry {number} of {limit} after {} s", report.message, delay.as_secs());
+    Retry { number, time: time.to_string(), message }
+}
+
+/// Returns the state of a run that its dependencies hold back.
+fn held_back(run_context: &RunContext, object: &Value) -> Option<RunState> {
+    object.pointer("/spec/dependsOn")?;
+    let namespace = object.pointer("/metadata/namespace").and_then(Value::as_str);
+    let all = run_context.runs.state();
+    let of_namespace = all.iter().filter(|run| run.metadata.namespace.as_deref() == namespace);
+    let objects: Vec<Value> = of_namespace.map(|run| RUN.value(run)).collect();
+    dependency::held_back(object, &by_name(&objects))
+}
+
+fn by_name(objects: &[Value]) -> BTreeMap<&str, &Value> {
+    let name = |object| Value::pointer(object, "/metadata/name").and_then(Value::as_str);
+    objects.iter().filter_map(|object| Some((name(object)?, object))).collect()
+}
+
+/// Returns whether a run does not queue yet: it waits for other runs, or for its next retry.
+fn is_held(object: &Value, runs: &BTreeMap<&str, &Value>) -> bool {
+    let status: LearnerRunStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
+    let is_waiting = status.start_time.is_none() && dependency::held_back(object, runs).is_some();
+    is_waiting || back_off(&status).is_some()
 }
 
 /// Returns why a run must wait; otherwise marks it as submitted, so that no other run is submitted at the same time.
@@ -210,9 +279,13 @@ fn claim_turn(run_context: &RunContext, key: &Key, object: &Value, cluster: &Key
     };
     let all = run_context.runs.state();
     let of_namespace = all.iter().filter(|run| run.metadata.namespace.as_ref() == Some(&key.namespace));
-    let runs: Vec<queue::Run> = of_namespace
-        .filter(|run| run.data.pointer("/spec/clusterRef/name").is_some_and(|name| *name == *cluster.name))
-        .filter_map(|run| queue::Run::of(&RUN.value(run), has_turn(run)))
+    let objects: Vec<(Value, bool)> = of_namespace.map(|run| (RUN.value(run), has_turn(run))).collect();
+    let names = objects.iter().filter_map(|(run, _)| Some((run.pointer("/metadata/name")?.as_str()?, run))).collect();
+    let runs: Vec<queue::Run> = objects
+        .iter()
+        .filter(|(run, _)| run.pointer("/spec/clusterRef/name").is_some_and(|name| *name == *cluster.name))
+        .filter(|(run, has_turn)| *has_turn || !is_held(run, &names))
+        .filter_map(|(run, has_turn)| queue::Run::of(run, *has_turn))
         .collect();
     let wait = queue::wait(&runs, &cluster.name, &queue::QueueOrder::of(object));
     if wait.is_none() {

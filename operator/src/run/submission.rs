@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::api_request::{Error, request};
 use super::resource_kinds::built;
-use super::runs::{QUEUED, WAITING, client, uid_of};
+use super::runs::{QUEUED, WAITING, attempt_uid, client};
 use super::{Context, Key};
 use crate::learner_run::{RunReport, RunState};
 use crate::names::Names;
@@ -49,7 +49,7 @@ pub(super) async fn submit_and_report(
         let message = format!("LearnerCluster {name} does not exist or does not serve its partitions yet");
         return waiting("ClusterNotReady", message);
     };
-    let uid = uid_of(object);
+    let uid = &*attempt_uid(object);
     let status = match submit(context, &client, key, uid, (spec, has_started)).await? {
         Ok(status) => status,
         Err(SubmitRejection::Input(missing)) if !missing.is_final && is_young(object) => {
@@ -124,7 +124,7 @@ async fn submit(
     (spec, has_started): (&LearnerRunSpec, bool),
 ) -> Result<Result<v1::RunStatus, SubmitRejection>, Error> {
     // Marks the run as one that has an object, for adoption by another replica.
-    let spec = LearnerRunSpec { managed_by: Some(MANAGED_BY.to_owned()), ..spec.clone() };
+    let spec = LearnerRunSpec { managed_by: Some(MANAGED_BY.to_owned()), ..spec.without_order() };
     let text = serde_json::to_string(&spec).expect("a spec has string keys only");
     let file = match spec.memory.as_ref().map(|memory| &memory.source) {
         Some(Source::Events(events)) => events.config_map.as_ref(),
