@@ -8,10 +8,11 @@ use engram_cluster::replica::{self, History};
 use engram_cluster::{Change, Entry as MapEntry, PartitionMap, rebuild};
 use engram_fuzz::{tokens, world};
 use engram_mapstore::{FileStore, Goal, MapStore as _, Scale};
-use engram_memory::codec::{encode_ledger, encode_record, encode_reply};
 use engram_memory::buffer::{BufferCommand, BufferRef, Limits, Remover, handle_at, order, position};
+use engram_memory::codec::{encode_ledger, encode_record, encode_reply};
 use engram_memory::{
-    Blobs, ClusterId, Command, FeatureShape, FeatureType, Group, Incarnation, Lsn, Member, Ordinal, Record, StoreId, Term, key_id,
+    Blobs, ClusterId, Command, FeatureShape, FeatureType, Group, Incarnation, Lsn, Member, Ordinal, Record, StoreId,
+    Term, key_id,
 };
 use engram_proto::v1;
 use engram_replay::item::Head;

@@ -116,10 +116,10 @@ impl ItemFile {
                 writer.map(parquet::Writer::finish).transpose()?;
                 None
             }
-            Content::Npz => Some(npz::encode(&npz::arrays(Rows::join(self.parts, self.empty)))?),
+            Content::Npz => Some(npz::encode(&npz::arrays(&Rows::join(self.parts, self.empty)))?),
             Content::Npy => {
                 let rows = Rows::join(self.parts, self.empty);
-                npz::arrays(rows).first().map(npz::encode_array)
+                npz::arrays(&rows).first().map(npz::encode_array)
             }
         };
         if let Some(bytes) = bytes {

@@ -232,7 +232,7 @@ pub(crate) fn decode_array(name: &str, content: &[u8]) -> Result<Array, Error> {
 const ROWS: &str = ".rows";
 
 /// Returns the arrays of items: the fields first.
-pub(crate) fn arrays(rows: Rows) -> Vec<Array> {
+pub(crate) fn arrays(rows: &Rows) -> Vec<Array> {
     let flat = |name: &str, dtype: DType, data: Vec<u8>| Array {
         name: name.to_owned(),
         dtype,

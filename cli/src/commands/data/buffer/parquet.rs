@@ -270,14 +270,14 @@ impl Reader {
             match (&*name, &values.elements) {
                 (HANDLE | WEIGHT, _) => {}
                 (VERSION, Elements::Int64(_)) => {
-                    rows.versions = numbers(&bytes(&values, &of_item())?, u64::from_le_bytes)
+                    rows.versions = numbers(&bytes(&values, &of_item())?, u64::from_le_bytes);
                 }
                 (TRAJECTORY, Elements::Int64(_)) => {
                     rows.trajectories = numbers(&bytes(&values, &of_item())?, u64::from_le_bytes);
                 }
                 (PRIORITY, Elements::Double(priorities)) => rows.priorities.clone_from(priorities),
                 (TAG, Elements::Bytes(tags)) => {
-                    rows.tags = tags.iter().map(|tag| Bytes::copy_from_slice(tag.data())).collect()
+                    rows.tags = tags.iter().map(|tag| Bytes::copy_from_slice(tag.data())).collect();
                 }
                 (PRIORITY | VERSION | TRAJECTORY | TAG, _) => bail!(
                     "column {name:?} is {}; allowed: double for {PRIORITY}, int64 for {VERSION} and {TRAJECTORY}, bytes for {TAG}",
