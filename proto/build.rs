@@ -2,7 +2,7 @@
 
 use std::{env, fs, io, path::PathBuf};
 
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "engram/v1/memory.proto",
     "engram/v1/buffer.proto",
     "engram/v1/run.proto",
@@ -10,10 +10,12 @@ const FILES: [&str; 7] = [
     "engram/v1/training.proto",
     "engram/v1/group.proto",
     "engram/v1/federated.proto",
+    "externalscaler.proto",
 ];
 
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-changed=engram");
+    println!("cargo::rerun-if-changed=externalscaler.proto");
     let descriptors = protox::compile(FILES, ["."]).map_err(io::Error::other)?;
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     // For the reflection service.

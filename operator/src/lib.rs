@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod autoscaling;
 pub mod build;
 mod ca_rotation;
 mod cert_manager;

@@ -16,6 +16,12 @@ pub mod v1 {
     tonic::include_proto!("engram.v1");
 }
 
+/// Types, clients and servers of the package `externalscaler`, which is KEDA's.
+#[allow(missing_docs, clippy::all, unreachable_pub, rust_2018_idioms, unused_qualifications)]
+pub mod keda {
+    tonic::include_proto!("externalscaler");
+}
+
 /// All messages and services, encoded, for the reflection service.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 

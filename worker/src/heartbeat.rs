@@ -200,6 +200,7 @@ impl Progress {
             hello: None,
             map_version: shared.view.borrow().version(),
             applied_records: stats.applied_records,
+            operations: stats.applied_records + stats.reads,
             event_loop_lag_ms: shared.event_loop_lag_ms.load(Ordering::Relaxed),
             memories: stats.memories,
             ready: shared.is_ready(),

@@ -6,6 +6,7 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use crate::autoscaling::Autoscaling;
 use crate::buffers::{DeclaredBuffer, MAX_BUFFERS};
 use crate::kubernetes::{
     Access, FreeForm, GpuSelector, NetworkPolicy, Resources, Scheduling, Service, Storage, Telemetry, Tls, TlsMode,
@@ -198,6 +199,11 @@ pub struct LearnerClusterSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<Bootstrap>,
 
+    /// How the number of workers follows the load; absent means that it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-only" = true))]
+    pub autoscaling: Option<Autoscaling>,
+
     /// Pauses changes to the cluster's Kubernetes objects; failover continues.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-only" = true))]
@@ -256,6 +262,7 @@ impl LearnerClusterSpec {
             storage_endpoints: Vec::new(),
             buffers: Vec::new(),
             bootstrap: None,
+            autoscaling: None,
             paused: None,
             suspend: None,
             managed_by: None,

@@ -29,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod autoscaling;
 mod buffers;
 mod cluster;
 mod code;
@@ -51,6 +52,7 @@ pub mod status;
 mod unsupported;
 
 pub use access::{AccessDenied, AccessList, RequiredRight};
+pub use autoscaling::{Autoscaling, AutoscalingMode, AutoscalingStatus};
 pub use buffers::{
     DeclaredBuffer, DeclaredField, DeclaredLimiter, DeclaredRemover, DeclaredSampler, ElementType, SamplerKind,
 };

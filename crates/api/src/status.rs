@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::autoscaling::AutoscalingStatus;
 use crate::manifest_enum::words;
 
 /// Condition types, in the order in which they are listed.
@@ -123,6 +124,9 @@ pub struct LearnerClusterStatus {
     /// Completed learning epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epoch: Option<i64>,
+    /// Last decision of the autoscaler.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autoscaling: Option<AutoscalingStatus>,
     /// Version of the workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
@@ -226,6 +230,13 @@ pub struct LearnerRunStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-format" = "date-time"))]
     pub completion_time: Option<String>,
+    /// Number of retries after failures, up to `spec.backoffLimit`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retries: Option<u32>,
+    /// When the next retry starts, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-format" = "date-time"))]
+    pub retry_time: Option<String>,
     /// Position in the cluster's queue: number of runs ahead of this one, the running one included; 0 while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_position: Option<u32>,

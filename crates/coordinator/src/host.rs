@@ -69,6 +69,8 @@ pub struct Report {
     pub conditions: Vec<String>,
     /// Live workers that run without a GPU that they should use.
     pub gpu_faults: BTreeMap<Ordinal, GpuFault>,
+    /// Reads and writes of partitions that each live worker has served since its process started.
+    pub operations: BTreeMap<Ordinal, u64>,
     /// Certificates of the live workers.
     pub certificates: BTreeMap<Ordinal, WorkerCertificate>,
     /// Progress of a bootstrap from a snapshot, while there is no map.
@@ -121,6 +123,11 @@ impl Handle {
                 .members()
                 .filter(|worker| worker.alive)
                 .filter_map(|worker| Some((worker.member.ordinal, worker.gpu_fault.clone()?)))
+                .collect(),
+            operations: state
+                .members()
+                .filter(|worker| worker.alive)
+                .map(|worker| (worker.member.ordinal, worker.operations))
                 .collect(),
             certificates: state
                 .members()

@@ -327,6 +327,7 @@ async fn receive_heartbeats(shared: Arc<Shared>, member: Member, mut heartbeats:
             queued: heartbeat.queued,
             turns: heartbeat.progress_count,
             map_version: heartbeat.map_version,
+            operations: heartbeat.operations,
             leaderless: heartbeat.leaderless_partitions.into_iter().map(PartitionId).collect(),
             bootstrap: heartbeat.bootstrap,
             certificate: heartbeat.certificate.map(|it| WorkerCertificate {

@@ -44,6 +44,8 @@ pub(crate) struct WorkerState {
     suspects: BTreeSet<Ordinal>,
     /// Why it runs without a GPU that it should use.
     pub(crate) gpu_fault: Option<GpuFault>,
+    /// Reads and writes of partitions served since its process started.
+    pub(crate) operations: u64,
     /// Partitions whose primary it should be, but cannot.
     pub(crate) leaderless: BTreeSet<PartitionId>,
     /// Progress of loading the snapshot, in a cluster that starts from one.
@@ -108,6 +110,7 @@ pub(crate) struct HeartbeatInfo {
     /// Version of the newest map that it has read; 0 = none.
     pub(crate) map_version: u64,
     pub(crate) gpu_fault: Option<GpuFault>,
+    pub(crate) operations: u64,
     pub(crate) leaderless: BTreeSet<PartitionId>,
     pub(crate) bootstrap: Option<v1::BootstrapStatus>,
     pub(crate) certificate: Option<WorkerCertificate>,
@@ -302,6 +305,7 @@ impl State {
             process_id,
             suspects,
             gpu_fault,
+            operations: 0,
             leaderless: BTreeSet::new(),
             bootstrap: None,
             certificate: None,
@@ -321,6 +325,7 @@ impl State {
         worker.ready = info.ready;
         worker.leaving_since_ms = info.leaving.then(|| worker.leaving_since_ms.unwrap_or(now_ms));
         (worker.memories, worker.suspects, worker.gpu_fault) = (info.memories, info.suspects, info.gpu_fault);
+        worker.operations = info.operations;
         worker.leaderless = info.leaderless;
         worker.certificate = info.certificate;
         let overtakes = self.is_overtaken_by(info.map_version);

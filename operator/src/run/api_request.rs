@@ -35,6 +35,9 @@ pub(super) enum Error {
     /// The coordinator cannot be started.
     #[error("failed to coordinate the cluster: {0}")]
     Coordinator(String),
+    /// The settings of the autoscaler are invalid.
+    #[error("failed to start the autoscaler: spec.autoscaling: {0}")]
+    Autoscaling(String),
 }
 
 impl Error {
@@ -49,6 +52,7 @@ impl Error {
             Self::Workers { .. } => "workers",
             Self::CertificateAuthority(_) => "ca",
             Self::Coordinator(_) => "coordinator",
+            Self::Autoscaling(_) => "autoscaling",
         }
     }
 

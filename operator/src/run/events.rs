@@ -98,6 +98,12 @@ impl Events {
         }
     }
 
+    /// Publishes a change of the number of workers by the autoscaler, or why it does not change it.
+    pub(super) async fn publish_scaling(&self, key: &Key, uid: &str, is_normal: bool, reason: &str, note: &str) {
+        let type_ = if is_normal { EventType::Normal } else { EventType::Warning };
+        self.publish(CLUSTER, key, uid, type_, reason, note).await;
+    }
+
     /// Removes clusters of a scope that are not in `present`.
     pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
         self.lifecycles.lock().retain(|key, _| key.stays(scope, &present));

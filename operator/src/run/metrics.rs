@@ -4,7 +4,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 pub use engram_api::metrics::{MetricDescriptor, MetricType};
@@ -214,6 +214,8 @@ impl Metrics {
         let (partitions, workers) = (Family::<StateLabels, Gauge>::default(), Family::<StateLabels, Gauge>::default());
         let (info, conditions) =
             (Family::<ClusterLabels, Gauge>::default(), Family::<ConditionLabels, Gauge>::default());
+        let desired = Family::<ClusterLabels, Gauge>::default();
+        let load = Family::<ClusterLabels, Gauge<f64, AtomicU64>>::default();
         for (key, status) in self.clusters().iter() {
             let (namespace, learner_cluster) = (key.namespace.clone(), key.name.clone());
             info.get_or_create(&ClusterLabels {
@@ -243,6 +245,13 @@ impl Metrics {
                     workers.get_or_create(&in_state(state)).set(count.into());
                 }
             }
+            if let Some(decision) = &status.autoscaling {
+                let labels = ClusterLabels { namespace: namespace.clone(), learner_cluster: learner_cluster.clone() };
+                desired.get_or_create(&labels).set(decision.desired_workers.into());
+                if let Some(value) = decision.load {
+                    load.get_or_create(&labels).set(value);
+                }
+            }
             for condition in &status.conditions {
                 let (namespace, learner_cluster) = (namespace.clone(), learner_cluster.clone());
                 let (r#type, status) = (condition.kind.clone(), condition.status.to_string());
@@ -269,6 +278,10 @@ impl Metrics {
         let labels = [namespace, learner_cluster, "state"];
         registrar.register("engram_cluster_partitions", &labels, "Partitions by replication state", partitions);
         registrar.register("engram_cluster_workers", &labels, "Workers by state", workers);
+        let help = "Workers that the autoscaler decided on";
+        registrar.register("engram_operator_autoscaling_desired_workers", &CLUSTER_LABELS, help, desired);
+        let help = "Reads and writes of partitions per second of all workers, as the autoscaler measured it";
+        registrar.register("engram_operator_autoscaling_load", &CLUSTER_LABELS, help, load);
         registrar
     }
 }

@@ -120,6 +120,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
         context.metrics.keep_only(scope.as_deref(), present);
         context.events.keep_only(scope.as_deref(), present);
         context.epochs.keep_only(scope.as_deref(), present);
+        context.autoscalers.keep_only(scope.as_deref(), present);
         context.statuses.keep_only(scope.as_deref(), present);
         context.lists.keep_only(scope.as_deref(), present);
         context.failures().retain(|key, _| key.stays(scope.as_deref(), present));
@@ -225,6 +226,8 @@ async fn reconcile_cluster(object: &DynamicObject, key: &Key, context: &Context)
         if cluster_status::is_idle(&status) {
             status.epoch = context.epochs.of(context, key).await.or(status.epoch);
         }
+        let autoscaled = context.autoscalers.step(context, key, &cluster, &mut status, &now).await;
+        let autoscaled = autoscaled.map(|wait| plan.requeue = wait.map_or(plan.requeue, |wait| plan.requeue.min(wait)));
         match context.statuses.wait(key, &old, &status, Instant::now()) {
             Some(wait) => {
                 context.metrics.set_cluster_status(key, &status);
@@ -233,8 +236,10 @@ async fn reconcile_cluster(object: &DynamicObject, key: &Key, context: &Context)
             None => publish_status(context, key, &object, &old, &status).await?,
         }
         done?;
+        autoscaled?;
     } else {
         context.metrics.set_cluster_status(key, &old);
+        context.autoscalers.set_published(key, &old);
         coordinated?;
     }
     Ok(Action::requeue(plan.requeue))
@@ -281,6 +286,7 @@ async fn publish_status(
     status: &LearnerClusterStatus,
 ) -> Result<(), Error> {
     context.metrics.set_cluster_status(key, status);
+    context.autoscalers.set_published(key, status);
     if status == old || !context.leadership.is_leader() {
         return Ok(());
     }

@@ -41,7 +41,7 @@ pub(super) fn record_outcome(result: &Result<Action, Error>) {
 mod tests {
     use std::sync::Arc;
 
-    use engram_telemetry::{Log, LogFormat, Program, build};
+    use engram_telemetry::{Log, LogFormat, Program, Spans, build};
 
     use super::super::resource_kinds::RUN;
     use super::*;
@@ -49,8 +49,8 @@ mod tests {
     #[test]
     fn a_reconcile_span_has_object_and_outcome_as_attributes() {
         let (lines, writer) = std::io::pipe().unwrap();
-        let (program, log) =
-            (Program { name: "engram-operator", version: "1.2.3" }, Log { filter: "debug", format: LogFormat::Json });
+        let program = Program { name: "engram-operator", version: "1.2.3", spans: Spans::Tracing };
+        let log = Log { filter: "debug", format: LogFormat::Json };
         let (dispatch, _telemetry) = build(program, log, |_| None, Arc::new(writer)).unwrap();
         tracing::dispatcher::with_default(&dispatch, || {
             let key = Key { namespace: "research".into(), name: "sales".into() };

@@ -41,9 +41,10 @@ const fn rule(resources: &'static str, verbs: &'static str, why: &'static str) -
 }
 
 /// Permissions of the operator in watched namespaces, and for its Lease.
-const OPERATOR: [Rule; 16] = [
+const OPERATOR: [Rule; 17] = [
     rule("learnerclusters.engram.dev learnerruns.engram.dev", "list watch", "run/controllers.rs: user-created objects"),
     rule("learnerclusters.engram.dev", "patch", "run/apply.rs: removes the annotation `engram.dev/replace`"),
+    rule("learnerclusters.engram.dev/scale", "patch", "run/autoscalers.rs: spec.autoscaling with mode Operator"),
     rule("learnerruns.engram.dev", "delete", "run/runs.rs: ttlSecondsAfterFinished"),
     rule("learnerclusters.engram.dev/status learnerruns.engram.dev/status", "patch", "run/apply.rs: server-side apply"),
     Rule {

@@ -61,7 +61,8 @@ fn image_of_chart(cluster: &Cluster) -> Result<String> {
     let chart = chart.to_string_lossy();
     let arguments = ["template", "engram", &chart, "--set", &format!("global.imageRegistry={value}")];
     let objects = cluster.in_network(1, cluster.kubernetes_program("helm")?, arguments)?;
-    let image = objects.lines().filter_map(|line| line.trim().strip_prefix("image: ")).find(|it| it.contains("operator"));
+    let image =
+        objects.lines().filter_map(|line| line.trim().strip_prefix("image: ")).find(|it| it.contains("operator"));
     Ok(image.context("the chart names no image of the operator")?.trim_matches('"').to_owned())
 }
 

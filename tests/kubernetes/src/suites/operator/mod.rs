@@ -1,6 +1,7 @@
 //! The operator: its real program, against a real API server, with real workers that send it heartbeats as processes of node 1. Pods are
 //! stand-ins: what happens in a container is not seen here. Checks rest on one another, in order.
 
+mod autoscaling;
 mod runs;
 mod traces;
 
@@ -73,6 +74,10 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "a run that is done goes when the time is over for which it was to be kept", run: expires },
         Check { name: "runs wait for their turn in order, and go on where they were suspended", run: runs::waits },
         Check { name: "runs learn from ConfigMaps and volumes, and say what is wrong with them", run: runs::reads },
+        Check {
+            name: "the operator scales by its forecast, reports another writer, and answers KEDA",
+            run: autoscaling::scales,
+        },
         Check { name: "when the leader is killed the other leads, and workers notice nothing", run: leader_killed },
         Check { name: "a stopping leader releases the lease at once", run: leader_stops },
         Check { name: "a cluster that is deleted takes all along, with no operator at all", run: deleted },
