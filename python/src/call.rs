@@ -29,15 +29,12 @@ enum State {
 
 impl Call {
     /// Creates a request whose result `convert` converts. `limit` is its deadline in seconds from when it is sent.
-    pub(crate) fn new<T: 'static>(
+    pub(crate) fn new<T: Send + 'static>(
         threads: &Arc<Threads>,
         limit: Option<f64>,
         future: impl Future<Output = Result<T, Error>> + Send + 'static,
         convert: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
-    ) -> Self
-    where
-        T: Send,
-    {
+    ) -> Self {
         let pending = async move {
             let value = future.await?;
             Ok(Box::new(move |py: Python<'_>| convert(py, value)) as Answer)

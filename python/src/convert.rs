@@ -44,7 +44,7 @@ pub(crate) fn groups(array: Option<&PyReadonlyArray1<'_, u8>>) -> PyResult<Vec<G
 /// # Errors
 /// Python is out of memory.
 pub(crate) fn object<'py>(py: Python<'py>, value: impl IntoPyObject<'py>) -> PyResult<Py<PyAny>> {
-    Ok(value.into_py_any(py)?)
+    value.into_py_any(py)
 }
 
 /// Creates the columns of `memories`. The columns are moved, not copied again.
