@@ -138,7 +138,7 @@ fn parse_panel(panel: &Value, variables: &BTreeSet<String>) -> Panel {
 impl Panel {
     /// Returns an expression with values for the variables of the dashboard.
     pub fn expression(expression: &str) -> String {
-        expression.replace("$__rate_interval", "5s").replace("$namespace", ".*").replace("$cluster", ".*")
+        expression.replace("$__rate_interval", "1m").replace("$namespace", ".*").replace("$cluster", ".*")
     }
 
     fn draw(&self, svg: &mut String, results: &impl Fn(&str) -> Vec<Value>) {

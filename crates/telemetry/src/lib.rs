@@ -21,7 +21,9 @@ use std::time::Duration;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{BatchSpanProcessor, IdGenerator as _, RandomIdGenerator, SdkTracerProvider, SpanProcessor as _};
+use opentelemetry_sdk::trace::{
+    BatchSpanProcessor, IdGenerator as _, RandomIdGenerator, SdkTracerProvider, SpanProcessor as _,
+};
 use tracing::level_filters::LevelFilter;
 use tracing::{Dispatch, Level, Metadata};
 use tracing_subscriber::filter::FilterFn;

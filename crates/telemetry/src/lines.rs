@@ -4,8 +4,8 @@ use std::fmt;
 
 use opentelemetry::Context;
 use opentelemetry::trace::TraceContextExt as _;
-use tracing_subscriber::fmt::format::Full;
 use tracing::{Event, Subscriber};
+use tracing_subscriber::fmt::format::Full;
 use tracing_subscriber::fmt::format::{Format, FormatEvent, FormatFields, Json, Writer};
 use tracing_subscriber::fmt::{FmtContext, format};
 use tracing_subscriber::registry::LookupSpan;

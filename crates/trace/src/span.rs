@@ -308,7 +308,10 @@ mod tests {
         assert_eq!(spans.iter().map(|span| span.name.as_ref()).collect::<Vec<_>>(), ["child", "root"]);
         assert_eq!((spans[0].parent, spans[1].parent), (Some(context.span), None));
         assert!(spans.iter().all(|span| span.context.trace == context.trace && span.ended >= span.started));
-        assert_eq!((spans[0].error.as_deref(), spans[0].attributes.as_slice()), (Some("no"), &[("rows", Value::Integer(3))][..]));
+        assert_eq!(
+            (spans[0].error.as_deref(), spans[0].attributes.as_slice()),
+            (Some("no"), &[("rows", Value::Integer(3))][..])
+        );
 
         // The caller decides for received calls; without a caller the id does.
         let unsampled = Context { trace: 1, span: 2, flags: 0 };
