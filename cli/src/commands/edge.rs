@@ -23,7 +23,7 @@ const WAIT: Duration = Duration::from_secs(25);
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram edge --run hospitals --client ward-3 --state ./ward-3 -- python3 train.py
-  engram edge --run fleet --client car-17 --state /var/lib/engram --address fed.example.com:7443 --ca ca.pem --token token -- ./train
+  engram edge --run fleet --client car-17 --state /var/lib/engram --endpoint fed.example.com:7443 --ca ca.pem --token token -- ./train
 
 For each task the program runs in STATE/task, where it finds:
   task.json     number, round, version, layers (name, shape), settings, proximalWeight, leaseSeconds
@@ -44,7 +44,7 @@ pub(crate) struct Edge {
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
     /// Address of a worker or an ingress; may be repeated [default: the cluster of the context]
-    #[arg(long = "address", value_name = "HOST:PORT")]
+    #[arg(long = "endpoint", value_name = "HOST:PORT")]
     addresses: Vec<String>,
     /// CA certificates of the cluster
     #[arg(long, value_name = "FILE", requires = "addresses")]

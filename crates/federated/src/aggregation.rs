@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn private_aggregation_clips_divides_by_the_expected_number_and_repeats_exactly() {
         let job =
-            Job::new("a", &run(r#"{"privacy":{"epsilon":50,"delta":0.01,"noiseMultiplier":0.1,"clip":1},"seed":3}"#))
+            Job::new("a", &run(r#"{"privacy":{"epsilon":50,"delta":0.01,"noiseMultiplier":0.3,"clip":1},"seed":3}"#))
                 .unwrap();
         let next = |seed: &Seed| {
             let mut aggregator = Aggregator::new(Strategy::FedAvg, vec![0.0; 8]).unwrap();
@@ -81,7 +81,7 @@ mod tests {
         };
         let model = next(&[1; 32]);
         let norm = model.iter().map(|value| value * value).sum::<f32>().sqrt();
-        assert!((norm - 0.25).abs() < 0.15, "one clipped update of four: {norm}");
+        assert!((norm - 0.25).abs() < 0.25, "one clipped update of four: {norm}");
         assert_eq!(next(&[1; 32]), model, "a repeated aggregation releases the same");
         assert_ne!(next(&[2; 32]), model);
     }

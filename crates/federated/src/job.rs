@@ -20,6 +20,8 @@ pub const MAX_MASKED_BYTES: u64 = 48 << 20;
 pub const MAX_WAIT_MILLIS: u64 = 30_000;
 /// How much longer than its wait a client counts as available: the time until it checks in again.
 const CHECK_IN_GRACE_MILLIS: u64 = 5_000;
+/// Least noise: below it a round costs more than any budget that protects a client.
+const MIN_NOISE: f64 = 0.3;
 /// Rounds without enough updates in sequence after which a run fails.
 const MAX_ABORTS: u32 = 10;
 
@@ -124,6 +126,8 @@ impl Job {
         .validate()?;
         if let Some(privacy) = &self.privacy {
             require(privacy.clip > 0.0 && privacy.clip.is_finite(), "privacy.clip", privacy.clip, "above 0")?;
+            let noise = privacy.mechanism.noise_multiplier;
+            require(noise >= MIN_NOISE, "privacy.noiseMultiplier", noise, &format!("{MIN_NOISE} to 64"))?;
             Budget::new(privacy.budget.0, privacy.budget.1, self.population)?;
         }
         if let (Strategy::Krum { byzantine, keep }, Mode::Synchronous { minimum, .. }) =

@@ -72,6 +72,8 @@ pub struct Service {
     rounds: Rounds,
     clients: BTreeMap<String, Client>,
     reports: BTreeMap<u64, Report>,
+    /// Updates that were aggregated.
+    counted: u64,
     /// Secret of the run, from which the choice of clients and the noise are drawn.
     seed: Seed,
 }
@@ -91,7 +93,7 @@ impl Service {
         };
         let enrolled: BTreeSet<ClientId> = (0..job.population).collect();
         let rounds = Rounds::new(job.rounds.clone(), seed, enrolled, privacy, model)?;
-        Ok(Self { rounds, clients: BTreeMap::new(), reports: BTreeMap::new(), seed })
+        Ok(Self { rounds, clients: BTreeMap::new(), reports: BTreeMap::new(), counted: 0, seed })
     }
 
     /// The rounds.
@@ -104,6 +106,12 @@ impl Service {
     #[must_use]
     pub const fn seed(&self) -> &Seed {
         &self.seed
+    }
+
+    /// Number of updates that were aggregated.
+    #[must_use]
+    pub const fn counted(&self) -> u64 {
+        self.counted
     }
 
     /// Number of clients so far.
@@ -260,6 +268,7 @@ impl Service {
     /// Records that the model of a batch is stored. Returns the reports of the batch by client, and what follows.
     pub fn aggregated(&mut self, batch: &Batch, model: Digest, now_millis: u64) -> (Vec<Report>, Vec<Action>) {
         let reports = batch.contributions.iter().filter_map(|it| self.reports.remove(&it.task)).collect();
+        self.counted += batch.contributions.len() as u64;
         (reports, self.step(Event::Aggregated { batch: batch.number, model }, now_millis))
     }
 }

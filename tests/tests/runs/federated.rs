@@ -154,7 +154,7 @@ async fn futures_of(participants: &[Participant]) -> Vec<Assignment> {
 /// With secure aggregation and privacy, rounds go on when the worker that relays the masks dies.
 fn hide_updates(cluster: &mut Cluster) {
     let privacy =
-        "    privacy: { epsilon: 1000, delta: 0.1, noiseMultiplier: 0.1, clip: 1 }\n    secureAggregation: {}\n";
+        "    privacy: { epsilon: 1000, delta: 0.1, noiseMultiplier: 0.5, clip: 1 }\n    secureAggregation: {}\n";
     let file = cluster.file("secure.yaml", manifest("secure", 3, privacy));
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let keys = keys();
@@ -173,8 +173,8 @@ fn hide_updates(cluster: &mut Cluster) {
     assert_eq!((ended["epoch"].as_u64(), ended["updates"].as_u64()), (Some(3), Some(12)), "{ended}");
     assert!(ended["metrics"]["epsilon_spent"].as_f64() > Some(0.0), "{ended}");
     let model = cluster.client(async |client| model(&client, "secure").await);
-    // Three means of four, with noise of a tenth of the norm over four.
-    assert!(model.iter().all(|value| (value - 0.75).abs() < 0.25), "{model:?}");
+    // Three means of four, with noise of half the norm over four in each.
+    assert!(model.iter().all(|value| (value - 0.75).abs() < 1.2), "{model:?}");
     assert_eq!(runs(cluster).len(), 2);
 }
 

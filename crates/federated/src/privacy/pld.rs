@@ -113,6 +113,9 @@ impl LossDistribution {
 /// `ln(1 - q + q e^((2x - 1)/(2 s^2)))`: the log of the density of the sampled mechanism over N(0, s^2).
 fn mixture_loss(q: f64, s: f64, x: f64) -> f64 {
     let exponent = (2.0 * x - 1.0) / (2.0 * s * s);
+    if q >= 1.0 {
+        return exponent;
+    }
     if exponent > 30.0 {
         // 1 - q is lost in rounding anyway.
         return q.ln() + exponent + ((1.0 - q) / q * (-exponent).exp()).ln_1p();

@@ -56,7 +56,8 @@ pub(super) fn update(state: &mut RunState, core: &Core) {
         metrics.insert("epsilon_budget".to_owned(), privacy.budget.0);
         metrics.insert("delta".to_owned(), privacy.budget.1);
     }
-    state.done = rounds.version();
+    (federated.version, federated.model) = (rounds.version(), hexadecimal(&rounds.model()));
+    (state.done, state.updates) = (rounds.version(), service.counted());
     state.metrics = metrics;
 }
 
