@@ -1,4 +1,4 @@
-//! Ridge regression on the training samples: what a model has to beat.
+//! Ridge regression on the training samples: a lower bound for what a model should reach.
 
 use crate::dataset::Dataset;
 use crate::rows::{Evaluation, measure};

@@ -81,7 +81,7 @@ pub(super) fn conclude<T>(state: &mut RunState, result: Result<T, Interruption>)
 }
 
 /// Shows the state of a run whose driver stops.
-pub(super) fn publish(status: &watch::Sender<Status>, state: &RunState) {
+pub(super) fn show_end(status: &watch::Sender<Status>, state: &RunState) {
     status.send_modify(|status| {
         status.phase = state.reported_phase();
         (status.code, status.message) = (state.code.clone(), state.message.clone());

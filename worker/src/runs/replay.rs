@@ -4,7 +4,7 @@
 //! them and continues from the recorded membership. Its term is the version of the record with which it began, so that members ignore a
 //! driver that was replaced, and the record of such a driver is rejected.
 
-use super::frame::{Interruption, RETRY_INTERVAL, conclude, failed, ordered, publish, unless_ordered, write_record};
+use super::frame::{Interruption, RETRY_INTERVAL, conclude, failed, ordered, show_end, unless_ordered, write_record};
 use super::replay_figures::{collapse, findings};
 use super::replay_group::{Group, end_group};
 use super::{input, replay_buffer};
@@ -63,7 +63,7 @@ impl ReplayDriver {
         }
         let (done, epochs) = (self.state.done, self.state.epochs);
         self.status.send_modify(|status| (status.epoch, status.epochs) = (done, epochs));
-        publish(&self.status, &self.state);
+        show_end(&self.status, &self.state);
     }
 
     /// Trains. Returns the row of the report page.

@@ -339,7 +339,7 @@ fn winner(result: &v1::TrainingResult) -> Option<(bool, String)> {
         (result.squared_error < ridge.squared_error, figures)
     };
     let text = if wins {
-        format!("The model beats a ridge regression on the held-out samples: {figures}.")
+        format!("The model is better than a ridge regression on the held-out samples: {figures}.")
     } else {
         format!("A ridge regression is as good as the model or better on the held-out samples: {figures}.")
     };

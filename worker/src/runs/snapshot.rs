@@ -5,7 +5,7 @@
 //! text is recorded *before* it is written: from then on every driver writes exactly that text, so the final manifest names files
 //! that are complete and no longer change.
 
-use super::frame::{Interruption, conclude, publish, unless_ordered, write_record};
+use super::frame::{Interruption, conclude, show_end, unless_ordered, write_record};
 use crate::runs::credentials;
 use crate::shared::Shared;
 use engram_api::{Code, Problem, SnapshotLocation};
@@ -68,7 +68,7 @@ impl Driver {
         credentials::forget(&self.shared, self.run);
         let written = self.state.snapshot.as_ref().and_then(|snapshot| snapshot.written.clone());
         self.status.send_modify(|status| status.snapshot = written);
-        publish(&self.status, &self.state);
+        show_end(&self.status, &self.state);
     }
 
     async fn drive(&mut self) -> Result<(), Interruption> {

@@ -5,7 +5,7 @@
 
 mod calls;
 
-use super::frame::{Interruption, RETRY_INTERVAL, conclude, failed, publish, unless_ordered, write_record};
+use super::frame::{Interruption, RETRY_INTERVAL, conclude, failed, show_end, unless_ordered, write_record};
 use super::record::Recorder;
 use super::{credentials, input};
 use crate::shared::Shared;
@@ -91,7 +91,7 @@ impl Driver {
             // Otherwise the next primary of the partition does it.
             let _ = input::forget(&self.shared, self.run, self.state.identity(self.run)).await;
         }
-        publish(&self.status, &self.state);
+        show_end(&self.status, &self.state);
     }
 
     /// Executes all stages. Returns the row of the report page.

@@ -252,7 +252,7 @@ impl Engine {
             checkpoint_step: self.checkpoints.written,
             samples: self.trainer.counters().samples,
         };
-        let progress = self.meter.take(&totals, self.priorities.as_ref());
+        let progress = self.meter.take_message(&totals, self.priorities.as_ref());
         // The next one has the newer numbers.
         let _ = self.events.try_send(EngineEvent::Progress(progress));
     }

@@ -47,7 +47,7 @@ impl Meter {
     }
 
     /// Returns the message, and begins the next one.
-    pub(super) fn take(&mut self, totals: &Totals, updates: Option<&PriorityUpdates>) -> v1::TrainingProgress {
+    pub(super) fn take_message(&mut self, totals: &Totals, updates: Option<&PriorityUpdates>) -> v1::TrainingProgress {
         let progress = &mut self.progress;
         progress.wall_seconds = self.since.elapsed().as_secs_f64();
         progress.reduced_bytes = totals.sent_bytes.saturating_sub(self.reduced_bytes);
