@@ -128,6 +128,9 @@ pub enum Error {
         /// Error code of the driver.
         code: i32,
     },
+    /// A payload that a read needs cannot be read from disk. The device is not affected.
+    #[error("failed to read a payload: {0}")]
+    Payload(String),
 }
 
 /// Description of a device.

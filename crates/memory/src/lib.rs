@@ -43,6 +43,8 @@ pub use settings::{CapacityPolicy, FeatureShape, FeatureType, Law, MAX_PARTITION
 pub const MAX_KEY_BYTES: usize = 1_024;
 /// Largest payload of a memory, in bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 64 << 10;
+/// Maximum payload of an item of a replay buffer in bytes: its head and its fields.
+pub const MAX_ITEM_PAYLOAD_BYTES: usize = 4 << 20;
 /// Largest feature dimension.
 pub const MAX_DIMENSION: u32 = 4_096;
 /// Most ids in one client message and in one log record.

@@ -317,7 +317,7 @@ impl Pass {
             outcome.applied += 1;
             let features = &upsert.features[index * width..][..width];
             let payload = upsert.payloads.as_ref().map_or(&[][..], |payloads| payloads.get(index));
-            arena.columns.set_content(slot, features, payload);
+            arena.set_content(partition.segment, slot, features, payload)?;
             let at = match row_of_slot.entry(slot) {
                 Entry::Occupied(entry) => *entry.get(),
                 Entry::Vacant(entry) => {

@@ -1,14 +1,18 @@
 //! The arena shared by all partitions of a worker: the device, the host's columns, and tile allocation.
 
 use crate::columns::Columns;
-use engram_kernels::{Device, Error, Segment, Slot, TILE, Tile, TileId};
-use engram_memory::{FeatureShape, Group, MemoryId, mix64};
+use crate::payloads::{Payloads, Reference};
+use crate::partitions::PayloadPart;
+use bytes::Bytes;
+use engram_kernels::{Device, Error, Segment, SegmentId, Slot, TILE, Tile, TileId};
+use engram_memory::{FeatureShape, Group, MemoryId, PartitionId, mix64};
 use std::hash::{BuildHasher, RandomState};
 
 /// Device, columns and free tiles.
 pub(crate) struct Arena {
     pub(crate) device: Box<dyn Device>,
     pub(crate) columns: Columns,
+    pub(crate) payloads: Payloads,
     /// Device parameters of each partition; the fold is 0 between passes.
     pub(crate) segments: Vec<Segment>,
     /// Random per process, so that clients cannot aim ids at one index bucket. Never part of any state.
@@ -21,10 +25,11 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    pub(crate) fn new(device: Box<dyn Device>, features: FeatureShape, partitions: u32) -> Self {
+    pub(crate) fn new(device: Box<dyn Device>, features: FeatureShape, partitions: u32, payloads: Payloads) -> Self {
         Self {
             device,
             columns: Columns::new(features),
+            payloads,
             segments: vec![Segment::default(); partitions as usize],
             seed: RandomState::new().hash_one(0_u64),
             free: Vec::new(),
@@ -62,9 +67,72 @@ impl Arena {
         Ok(&self.scratch)
     }
 
-    /// Bytes of device and columns.
+    /// Stores the payload of an item of a partition on disk, and hashes its content.
+    pub(crate) fn store_payload(&mut self, segment: SegmentId, slot: Slot, payload: &[u8]) {
+        self.release_payload(segment, slot);
+        let partition = PartitionId(segment);
+        let reference = Reference::of(payload, self.payloads.append(partition, payload));
+        self.payloads.retain(partition, &reference);
+        self.columns.set_reference(slot, reference);
+        self.columns.hash_payload(slot, payload);
+    }
+
+    /// Drops the payload on disk of a slot of a partition, if it has one.
+    pub(crate) fn release_payload(&mut self, segment: SegmentId, slot: Slot) {
+        if let Some(reference) = self.columns.take_reference(slot) {
+            self.payloads.release(PartitionId(segment), &reference);
+        }
+    }
+
+    /// Replaces features and payload of a memory unless empty, and their hash.
+    pub(crate) fn set_content(
+        &mut self,
+        segment: SegmentId,
+        slot: Slot,
+        features: &[u8],
+        payload: &[u8],
+    ) -> Result<(), Error> {
+        let stored = self.read_payload(segment, slot, PayloadPart::All)?;
+        match stored {
+            Some(stored) if payload.is_empty() => {
+                let reference = self.columns.take_reference(slot);
+                self.columns.set_content(slot, features, &[]);
+                reference.into_iter().for_each(|reference| self.columns.set_reference(slot, reference));
+                if !features.is_empty() {
+                    self.columns.hash_payload(slot, &stored);
+                }
+            }
+            _ => {
+                if !payload.is_empty() {
+                    self.release_payload(segment, slot);
+                }
+                self.columns.set_content(slot, features, payload);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the payload on disk of a slot of a partition; `None` if it has none.
+    pub(crate) fn read_payload(
+        &mut self,
+        segment: SegmentId,
+        slot: Slot,
+        part: PayloadPart,
+    ) -> Result<Option<Bytes>, Error> {
+        let Some(&reference) = self.columns.reference(slot) else { return Ok(None) };
+        let partition = PartitionId(segment);
+        let read = match part {
+            PayloadPart::None => Ok(Bytes::new()),
+            PayloadPart::Start(bytes) => self.payloads.read_start(partition, &reference, bytes),
+            PayloadPart::All => self.payloads.read(partition, &reference),
+        };
+        read.map(Some).map_err(Error::Payload)
+    }
+
+    /// Bytes of device, columns and payloads in memory.
     pub(crate) fn bytes(&self) -> u64 {
-        self.device.bytes() + self.columns.bytes()
+        let usage = self.payloads.usage();
+        self.device.bytes() + self.columns.bytes() + usage.cached_bytes + usage.buffered_bytes
     }
 }
 

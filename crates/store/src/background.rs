@@ -5,7 +5,10 @@
 //! yields to writes as state transfers do: a [`Throttle`] limits its bytes, a [`TimeShare`] its engine time, and another one its
 //! disk time, since syncs of the log wait for the disk.
 
-use crate::content::Content;
+use crate::content::{Column, Content};
+use crate::payloads::scrub::{PayloadRead, PayloadScrub, PayloadsRead};
+use crate::payloads::segment::SegmentFile;
+use crate::payloads::{self, Compaction, Source, StoredPayload};
 use crate::scrub::{Scrub, ScrubRead, ScrubResult};
 use crate::snapshot_file::{self, SnapshotHead, SnapshotWriter};
 use crate::stats;
@@ -54,6 +57,8 @@ pub(crate) struct Background {
     /// Received replica states, to be written.
     installs: VecDeque<SnapshotWrite>,
     pub(crate) scrub: Scrub,
+    pub(crate) payload_scrub: PayloadScrub,
+    pub(crate) compaction: Compaction,
     /// Byte budget of backups, and whether there were writes at the last evaluation.
     throttle: Throttle,
     has_writes: bool,
@@ -81,12 +86,14 @@ struct Round {
 pub(crate) enum Job {
     Write(Box<SnapshotWrite>),
     Scrub(ScrubRead),
+    ScrubPayloads(PayloadRead),
 }
 
 /// Result of a job.
 pub(crate) enum JobOutput {
     Written(WrittenSnapshot),
     Scrubbed(ScrubResult),
+    ScrubbedPayloads(PayloadsRead),
 }
 
 /// An exported partition, to be written.
@@ -100,6 +107,8 @@ pub(crate) struct SnapshotWrite {
     needs: Position,
     /// Damaged snapshots of the partition, to be removed once this one is durable.
     damaged: Vec<Lsn>,
+    /// Payload segments that the state does not need.
+    unused_segments: Vec<Arc<SegmentFile>>,
     /// For a replica state received from a primary: its term and ordinal.
     install: Option<(Term, Ordinal)>,
 }
@@ -109,6 +118,8 @@ pub(crate) struct WrittenSnapshot {
     info: SnapshotInfo,
     /// On the store's own disk: LSN of the older generation, if any.
     older: Option<Lsn>,
+    /// Payload segments that were removed.
+    removed_segments: Vec<u32>,
 }
 
 impl Background {
@@ -123,6 +134,8 @@ impl Background {
             exported: None,
             installs: VecDeque::new(),
             scrub: Scrub::new(elapsed_ms),
+            payload_scrub: PayloadScrub::default(),
+            compaction: Compaction::default(),
             round_at_ms: elapsed_ms,
             round_at_bytes: 0,
             expire_at_ms: elapsed_ms + expiry_ms,
@@ -147,6 +160,7 @@ impl Job {
         match self {
             Self::Write(write) => write.run().map(JobOutput::Written),
             Self::Scrub(scrub) => scrub.run().map(JobOutput::Scrubbed),
+            Self::ScrubPayloads(read) => Ok(JobOutput::ScrubbedPayloads(read.run())),
         }
     }
 }
@@ -160,13 +174,13 @@ impl SnapshotWrite {
         from: (Term, Ordinal),
     ) -> Self {
         let (needs, damaged) = (Position::default(), Vec::new());
-        Self { disk, own: true, file_head, head, content, needs, damaged, install: Some(from) }
+        let unused_segments = Vec::new();
+        Self { disk, own: true, file_head, head, content, needs, damaged, unused_segments, install: Some(from) }
     }
 
     fn run(&self) -> Result<WrittenSnapshot, Error> {
         let mut writer = SnapshotWriter::create(&*self.disk, &self.file_head, self.head, &self.content.ledger)?;
-        let chunks = &self.content.chunks;
-        if let Err(error) = chunks.iter().try_for_each(|(column, bytes)| writer.chunk(column.code(), bytes)) {
+        if let Err(error) = self.write_chunks(&mut writer) {
             writer.abandon();
             return Err(error);
         }
@@ -180,7 +194,63 @@ impl SnapshotWrite {
             let _ = self.disk.remove(&snapshot_file::name(partition, damaged));
         }
         let older = if self.own { snapshot_file::keep_generations(&*self.disk, partition)? } else { None };
-        Ok(WrittenSnapshot { info: SnapshotInfo { partition, lsn, term, memories, bytes, digest, path }, older })
+        let removed_segments = self.remove_unused_segments();
+        let info = SnapshotInfo { partition, lsn, term, memories, bytes, digest, path };
+        Ok(WrittenSnapshot { info, older, removed_segments })
+    }
+
+    fn write_chunks(&self, writer: &mut SnapshotWriter<'_>) -> Result<(), Error> {
+        let mut write = |(column, bytes): &(Column, Vec<u8>)| writer.chunk(column.code(), bytes);
+        self.content.chunks.iter().try_for_each(&mut write)?;
+        if self.own {
+            let (chunks, segments) = self.content.references();
+            self.sync_segments(&segments)?;
+            return chunks.iter().try_for_each(&mut write);
+        }
+        self.content.lengths().iter().try_for_each(&mut write)?;
+        let mut pieces = self.content.payload_stream();
+        while let Some(piece) = pieces.next()? {
+            writer.chunk(Column::Bytes.code(), &piece)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the segments durable that the snapshot refers to, up to the given lengths.
+    fn sync_segments(&self, segments: &BTreeMap<u32, u32>) -> Result<(), Error> {
+        let mut files = BTreeMap::new();
+        for StoredPayload { source, reference, .. } in &self.content.payloads {
+            match source {
+                Source::File(file) => {
+                    files.entry(reference.segment).or_insert(file);
+                }
+                Source::Memory(_, failure) => {
+                    let path = self.disk.describe("payload segment");
+                    return Err(Error::write("write", path, (*failure).into()));
+                }
+            }
+        }
+        for (number, file) in &files {
+            file.sync(segments.get(number).copied().unwrap_or_default())?;
+        }
+        if files.values().any(|file| !file.is_named()) {
+            let failed = |source| Error::SyncFailed { path: self.disk.describe(""), source };
+            self.disk.sync_dir().map_err(failed)?;
+            files.values().for_each(|file| file.set_named());
+        }
+        Ok(())
+    }
+
+    /// Removes segments that neither the state nor a remaining snapshot needs. Returns their numbers.
+    fn remove_unused_segments(&self) -> Vec<u32> {
+        if self.unused_segments.is_empty() {
+            return Vec::new();
+        }
+        // A snapshot that cannot be read keeps all segments.
+        let Ok(needed) = snapshot_file::needed_segments(&*self.disk, &self.file_head, self.head.partition) else {
+            return Vec::new();
+        };
+        let unused = self.unused_segments.iter().filter(|segment| !needed.contains(&segment.number));
+        unused.filter(|segment| segment.remove(&*self.disk).is_ok()).map(|segment| segment.number).collect()
     }
 }
 
@@ -222,8 +292,13 @@ impl Store {
     }
 
     /// Starts what is due by the clock: expiry, digest markers, snapshot rounds.
-    pub(crate) fn housekeeping(&mut self) {
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub(crate) fn housekeeping(&mut self) -> Result<(), Error> {
         self.expire_grants();
+        self.compact_payloads();
+        self.repair_payloads()?;
         let now_ms = self.clock.elapsed_ms();
         self.propose_digest_marker(now_ms);
         if now_ms >= self.background.expire_at_ms {
@@ -241,9 +316,10 @@ impl Store {
             left.extend(self.advance_idle_partitions());
             self.begin_round(left, None, None);
         }
+        Ok(())
     }
 
-    /// Returns the next background job: a snapshot to write or to scrub. Each ends in [`Store::job_done`].
+    /// Returns the next background job: a snapshot to write, or something to scrub. Each ends in [`Store::job_done`].
     ///
     /// # Errors
     /// The device failed.
@@ -253,7 +329,7 @@ impl Store {
         }
         let job = match self.next_write()? {
             Some(write) => Some(Job::Write(Box::new(write))),
-            None => self.next_scrub(),
+            None => self.next_scrub().or_else(|| self.next_payload_scrub()),
         };
         self.background.in_flight = job.is_some();
         self.background.begun_ms = self.clock.elapsed_ms();
@@ -302,7 +378,11 @@ impl Store {
             }
             (Job::Write(write), Ok(JobOutput::Written(written))) => self.write_done(write, Ok(written)),
             (Job::Write(write), Err(error)) => self.write_done(write, Err(error)),
-            (Job::Write(_), Ok(JobOutput::Scrubbed(_))) => Ok(()),
+            (Job::ScrubPayloads(read), result) => {
+                self.payload_scrub_done(read, result);
+                Ok(())
+            }
+            (Job::Write(_), Ok(JobOutput::Scrubbed(_) | JobOutput::ScrubbedPayloads(_))) => Ok(()),
         }
     }
 
@@ -320,7 +400,8 @@ impl Store {
         }
         let Some(round) = self.background.rounds.front_mut() else { return Ok(()) };
         match result {
-            Ok(WrittenSnapshot { info, older }) => {
+            Ok(WrittenSnapshot { info, older, removed_segments }) => {
+                self.partitions.arena.payloads.removed(info.partition, &removed_segments);
                 stats::add(&self.shared.snapshots, 1);
                 stats::add(&self.shared.snapshot_bytes, info.bytes);
                 if !write.own {
@@ -336,6 +417,10 @@ impl Store {
             }
             Err(error @ Error::SyncFailed { .. }) => return Err(error),
             Err(error) => {
+                if let (Error::Corrupt { .. }, false) = (&error, write.own) {
+                    let damage = payloads::describe(&error);
+                    self.partitions.arena.payloads.report_damage(write.head.partition, damage);
+                }
                 stats::add(&self.shared.failed_snapshots, 1);
                 // A full or failing disk fails the rest of the round too; the next round retries.
                 round.left.clear();
@@ -399,7 +484,19 @@ impl Store {
             let disk = target.unwrap_or_else(|| Arc::clone(&self.disk));
             let (file_head, needs) = (self.identity().head(), self.wal.written());
             let damaged = if own { state.damaged.clone() } else { Vec::new() };
-            return Ok(Some(SnapshotWrite { disk, own, file_head, head, content, needs, damaged, install: None }));
+            let unused_segments =
+                if own { self.partitions.arena.payloads.unused(partition) } else { Vec::new() };
+            return Ok(Some(SnapshotWrite {
+                disk,
+                own,
+                file_head,
+                head,
+                content,
+                needs,
+                damaged,
+                unused_segments,
+                install: None,
+            }));
         }
         Ok(None)
     }

@@ -8,6 +8,8 @@ use engram_kernels::{Slot, TILE, TileId, Tiles};
 use engram_memory::hash::content_hash;
 use engram_memory::{FeatureShape, FeatureType, MemoryId};
 
+use crate::payloads::{Reference, References};
+
 /// The host's columns.
 #[derive(Debug)]
 pub(crate) struct Columns {
@@ -17,6 +19,8 @@ pub(crate) struct Columns {
     ids: Tiles<MemoryId>,
     keys: Blobs,
     payloads: Blobs,
+    /// Payloads of items, which are on disk.
+    references: References,
     /// Feature bits, `TILE` vectors per tile; empty if the cluster has no features.
     features: Vec<Box<[u8]>>,
     /// Inverse norm of each f16 vector, for recall.
@@ -41,6 +45,7 @@ impl Columns {
             ids: Tiles::new(),
             keys: Blobs::default(),
             payloads: Blobs::default(),
+            references: References::default(),
             features: Vec::new(),
             inverse_norms: Tiles::new(),
             changes: Vec::new(),
@@ -90,6 +95,9 @@ impl Columns {
         self.ids.set(to, self.ids.get(from));
         self.keys.relocate(from, to);
         self.payloads.relocate(from, to);
+        if let Some(reference) = self.references.take(from) {
+            self.references.set(to, reference);
+        }
         if let Some(content) = &mut self.content {
             content.set(to, content.get(from));
         }
@@ -105,7 +113,7 @@ impl Columns {
         }
     }
 
-    /// Frees the heap memory of a removed memory.
+    /// Frees the heap memory of a removed memory; its reference was taken before.
     pub(crate) fn release(&mut self, slot: Slot) {
         self.keys.set(slot, &[]);
         self.payloads.set(slot, &[]);
@@ -140,7 +148,28 @@ impl Columns {
         self.features.get(slot as usize / TILE).map_or(&[], |tile| &tile[slot as usize % TILE * width..][..width])
     }
 
-    /// Replaces features and payload unless empty, and their hash.
+    /// Returns the reference to a payload on disk.
+    pub(crate) fn reference(&self, slot: Slot) -> Option<&Reference> {
+        self.references.get(slot)
+    }
+
+    /// Removes and returns the reference to a payload on disk.
+    pub(crate) fn take_reference(&mut self, slot: Slot) -> Option<Reference> {
+        self.references.take(slot)
+    }
+
+    /// Sets the reference to a payload on disk; the content hash does not change.
+    pub(crate) fn set_reference(&mut self, slot: Slot, reference: Reference) {
+        self.references.set(slot, reference);
+    }
+
+    /// Sets the content hash to that of the features and a payload on disk.
+    pub(crate) fn hash_payload(&mut self, slot: Slot, payload: &[u8]) {
+        let hash = content_hash(Some((self.shape.dtype, self.features(slot))), payload);
+        self.set_hash(slot, hash);
+    }
+
+    /// Replaces features and payload unless empty, and their hash. The slot has no payload on disk.
     pub(crate) fn set_content(&mut self, slot: Slot, features: &[u8], payload: &[u8]) {
         if !features.is_empty() {
             self.features_mut(slot).copy_from_slice(features);
@@ -192,7 +221,7 @@ impl Columns {
         let features = self.features.len() * self.shape.bytes() + self.inverse_norms.len() * 4;
         let blobs = (self.keys.present() + self.payloads.present()) * size_of::<Box<[u8]>>();
         let columns = (self.ids.len() * 8 + content + updates + features + blobs) * TILE;
-        columns as u64 + self.keys.bytes + self.payloads.bytes
+        columns as u64 + self.keys.bytes + self.payloads.bytes + self.references.bytes()
     }
 
     /// The feature column for recall; `None` unless features are f16.
@@ -214,7 +243,7 @@ impl Columns {
         }
     }
 
-    fn set_hash(&mut self, slot: Slot, hash: u128) {
+    pub(crate) fn set_hash(&mut self, slot: Slot, hash: u128) {
         let tiles = self.tiles;
         let content = self.content.get_or_insert_with(|| {
             let mut content = Tiles::new();

@@ -2,17 +2,23 @@
 //!
 //! A chunk continues its column where the previous one ended; unused columns are absent. Numbers are little-endian; a byte string is
 //! its length (u32) and its bytes. Slot order is part of the state, the index is not.
+//!
+//! Payloads of items are columns of their own: in a snapshot on the store's own disk, references to payload segments; elsewhere,
+//! their lengths and their bytes.
 
 use crate::arena::Arena;
 use crate::columns::slot_at;
 use crate::partition::{Partition, Row};
 use crate::partitions::Partitions;
+use crate::payloads::{PayloadStream, REFERENCE_BYTES, Reference, Source, StoredPayload};
 use crate::snapshot_file::MAX_CHUNK_BYTES;
-use engram_kernels::Error;
+use engram_kernels::{Error, Slot};
 use engram_memory::codec::{DecodeError, decode_ledger, encode_ledger};
 use engram_memory::{
-    DecayClock, Digest, Group, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MemoryId, ONE, PartitionId, partition_of,
+    DecayClock, Digest, Group, MAX_ITEM_PAYLOAD_BYTES, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MemoryId, ONE, PartitionId,
+    partition_of,
 };
+use std::collections::BTreeMap;
 
 /// Bytes at which a chunk is closed: one more row of any kind still fits the chunk limit of files.
 const CHUNK_BYTES: usize = MAX_CHUNK_BYTES - MAX_PAYLOAD_BYTES - size_of::<u32>();
@@ -35,15 +41,34 @@ pub enum Column {
     Payloads = 6,
     /// Update counts, u16.
     Updates = 7,
+    /// References to payloads in segments of the same store, 52 bytes each: length u32 (0 = none), segment u32, offset u32, xxh3-64
+    /// u64, version u64, trajectory u64, content hash u128.
+    References = 8,
+    /// Lengths of payloads of items, u32; 0 = none.
+    Lengths = 9,
+    /// Bytes of these payloads in slot order; a chunk may end anywhere.
+    Bytes = 10,
+    /// Segments that the references need: number u32, bytes u32.
+    Segments = 11,
 }
 
 impl Column {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Ids, Self::Potentials, Self::Groups, Self::Keys, Self::Features, Self::Payloads, Self::Updates];
+    /// Columns with one value per memory.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Ids,
+        Self::Potentials,
+        Self::Groups,
+        Self::Keys,
+        Self::Features,
+        Self::Payloads,
+        Self::Updates,
+        Self::References,
+        Self::Lengths,
+    ];
 
     /// Returns the column of a number in a file; `None` if unknown.
     pub fn from_code(code: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|column| column.code() == code)
+        Self::ALL.into_iter().chain([Self::Bytes, Self::Segments]).find(|column| column.code() == code)
     }
 
     /// Returns its number in files.
@@ -65,8 +90,10 @@ pub struct Content {
     pub ledger: Vec<u8>,
     /// Replica digest.
     pub digest: Digest,
-    /// Columns in chunks of about 1 MiB.
+    /// Columns in chunks of about 1 MiB, without payloads of items.
     pub chunks: Vec<(Column, Vec<u8>)>,
+    /// Payloads of items, in slot order.
+    pub payloads: Vec<StoredPayload>,
 }
 
 impl Content {
@@ -89,7 +116,7 @@ pub enum ImportError {
     /// The ledger cannot be decoded.
     #[error("failed to decode the ledger of the snapshot")]
     Ledger(#[from] DecodeError),
-    /// Inconsistent columns with valid checksums.
+    /// Inconsistent columns with valid checksums, or with payloads that are damaged or missing.
     #[error("inconsistent columns in the snapshot: {0}")]
     Invalid(&'static str),
 }
@@ -101,6 +128,7 @@ impl Partitions {
     /// The device failed.
     pub fn export(&mut self, id: PartitionId) -> Result<Option<Content>, Error> {
         let Some(partition) = self.partitions.get(id.0 as usize).and_then(Option::as_ref) else { return Ok(None) };
+        self.arena.payloads.flush(id);
         let (arena, mut ledger) = (&mut self.arena, Vec::new());
         encode_ledger(&partition.ledger, &mut ledger);
         let mut chunks = Chunks::default();
@@ -140,7 +168,9 @@ impl Partitions {
         }
         let (memories, clock) = (u64::from(partition.count()), partition.clock);
         let digest = replica_digest(partition, arena)?;
-        Ok(Some(Content { partition: id, memories, clock, ledger, digest, chunks: chunks.0 }))
+        let payloads = (0..partition.count()).filter_map(|row| stored_payload(id, row, partition.slot(row), arena));
+        let payloads = payloads.collect::<Result<_, _>>()?;
+        Ok(Some(Content { partition: id, memories, clock, ledger, digest, chunks: chunks.0, payloads }))
     }
 
     /// Imports the result of [`Partitions::export`], from any worker.
@@ -156,6 +186,7 @@ impl Partitions {
         let Content { partition, memories, clock, ref ledger, .. } = *content;
         let mut import = Import::begin(self, partition, memories, id_bytes, clock, ledger)?;
         content.chunks.iter().try_for_each(|(column, bytes)| import.chunk(*column, bytes))?;
+        content.payloads.iter().try_for_each(|payload| import.payload(payload))?;
         import.finish(content.digest)
     }
 }
@@ -169,6 +200,7 @@ pub(crate) struct Import<'a> {
     rows: [u32; Column::ALL.len()],
     potentials: Vec<u32>,
     groups: Vec<u8>,
+    payloads: PayloadRows,
     done: bool,
 }
 
@@ -195,6 +227,7 @@ impl<'a> Import<'a> {
             rows: [0; Column::ALL.len()],
             potentials: Vec::new(),
             groups: Vec::new(),
+            payloads: PayloadRows::default(),
             done: false,
         };
         let (partition, arena) = import.partitions.partition_mut(id);
@@ -206,8 +239,15 @@ impl<'a> Import<'a> {
     }
 
     pub(crate) fn chunk(&mut self, column: Column, mut bytes: &[u8]) -> Result<(), ImportError> {
+        match column {
+            // Only removal of segments needs them.
+            Column::Segments => return Ok(()),
+            Column::Bytes => return self.payload_bytes(bytes),
+            _ => {}
+        }
         let width = self.partitions.shape().features.bytes();
         let (partition, arena) = self.partitions.partition_mut(self.id);
+        let segment = partition.segment;
         if column != Column::Ids && self.rows[Column::Ids as usize - 1] != partition.count() {
             return Err(ImportError::Invalid("a column precedes the ids"));
         }
@@ -221,6 +261,9 @@ impl<'a> Import<'a> {
                 Column::Updates => take(&mut bytes, 2)?,
                 Column::Keys => take_string(&mut bytes, MAX_KEY_BYTES)?,
                 Column::Payloads => take_string(&mut bytes, MAX_PAYLOAD_BYTES)?,
+                Column::References => take(&mut bytes, REFERENCE_BYTES)?,
+                Column::Lengths => take(&mut bytes, 4)?,
+                Column::Bytes | Column::Segments => &[],
             };
             if *row == partition.count() {
                 return Err(ImportError::Invalid("a column is longer than the partition"));
@@ -232,15 +275,54 @@ impl<'a> Import<'a> {
                 Column::Potentials => self.potentials.push(u32::from_le_bytes(array(value))),
                 Column::Groups => self.groups.push(value[0]),
                 Column::Keys => arena.columns.set_key(slot, value),
-                Column::Features => arena.columns.set_content(slot, value, &[]),
-                Column::Payloads => arena.columns.set_content(slot, &[], value),
+                Column::Features => arena.set_content(segment, slot, value, &[])?,
+                Column::Payloads => arena.set_content(segment, slot, &[], value)?,
+                Column::References => adopt(arena, self.id, slot, value)?,
+                Column::Lengths => self.payloads.lengths.push(u32::from_le_bytes(array(value))),
+                Column::Bytes | Column::Segments => {}
                 Column::Updates => arena.columns.set_updates(slot, u16::from_le_bytes(array(value))),
             }
         }
         Ok(())
     }
 
+    /// Adds a piece of the bytes of payloads.
+    fn payload_bytes(&mut self, bytes: &[u8]) -> Result<(), ImportError> {
+        let (partition, arena) = self.partitions.partition_mut(self.id);
+        self.payloads.take(bytes, |row, payload| {
+            let in_range = row < partition.count();
+            if in_range {
+                arena.store_payload(partition.segment, partition.slot(row), payload);
+            }
+            in_range
+        })
+    }
+
+    /// Adds an exported payload: refers to it if it is in a segment here, or else copies it.
+    fn payload(&mut self, payload: &StoredPayload) -> Result<(), ImportError> {
+        let (partition, arena) = self.partitions.partition_mut(self.id);
+        if payload.row >= partition.count() {
+            return Err(ImportError::Invalid("a payload belongs to no memory"));
+        }
+        let slot = partition.slot(payload.row);
+        match &payload.source {
+            Source::File(file) if arena.payloads.owns(self.id, file) => {
+                let mut row = Vec::with_capacity(REFERENCE_BYTES);
+                payload.reference.encode(payload.content, &mut row);
+                adopt(arena, self.id, slot, &row)
+            }
+            _ => {
+                let bytes = payload.read().map_err(|_| ImportError::Invalid("a payload is damaged"))?;
+                arena.store_payload(partition.segment, slot, &bytes);
+                Ok(())
+            }
+        }
+    }
+
     pub(crate) fn finish(mut self, digest: Digest) -> Result<(), ImportError> {
+        if !self.payloads.is_complete() {
+            return Err(ImportError::Invalid("payloads are shorter than their lengths"));
+        }
         let shape = self.partitions.shape();
         let (partition, arena) = self.partitions.partition_mut(self.id);
         let count = partition.count();
@@ -283,6 +365,130 @@ impl Drop for Import<'_> {
         if !self.done {
             self.partitions.close(self.id);
         }
+    }
+}
+
+/// Payloads of rows that arrive in pieces.
+#[derive(Debug, Default)]
+pub(crate) struct PayloadRows {
+    pub(crate) lengths: Vec<u32>,
+    /// The next row.
+    row: usize,
+    /// The first bytes of its payload.
+    partial: Vec<u8>,
+}
+
+impl PayloadRows {
+    /// Takes a piece; calls `each` with the row of each complete payload, which returns whether it exists.
+    pub(crate) fn take(
+        &mut self,
+        mut bytes: &[u8],
+        mut each: impl FnMut(u32, &[u8]) -> bool,
+    ) -> Result<(), ImportError> {
+        while !bytes.is_empty() {
+            self.skip_empty();
+            let Some(&length) = self.lengths.get(self.row) else {
+                return Err(ImportError::Invalid("payloads are longer than their lengths"));
+            };
+            if length as usize > MAX_ITEM_PAYLOAD_BYTES {
+                return Err(ImportError::Invalid("a payload is too long"));
+            }
+            let (head, rest) = bytes.split_at(bytes.len().min(length as usize - self.partial.len()));
+            bytes = rest;
+            let is_whole = head.len() == length as usize;
+            if !is_whole {
+                self.partial.extend_from_slice(head);
+            }
+            if is_whole || self.partial.len() == length as usize {
+                let payload = if is_whole { head } else { &self.partial };
+                if !each(self.row as u32, payload) {
+                    return Err(ImportError::Invalid("a payload belongs to no memory"));
+                }
+                self.partial.clear();
+                self.row += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all payloads arrived.
+    pub(crate) fn is_complete(&mut self) -> bool {
+        self.skip_empty();
+        self.row == self.lengths.len()
+    }
+
+    fn skip_empty(&mut self) {
+        while self.lengths.get(self.row) == Some(&0) {
+            self.row += 1;
+        }
+    }
+}
+
+/// Refers to a payload in a segment here.
+fn adopt(arena: &mut Arena, partition: PartitionId, slot: Slot, row: &[u8]) -> Result<(), ImportError> {
+    let decoded = Reference::decode(row).ok_or(ImportError::Invalid("a chunk ends inside a row"))?;
+    let (reference, content) = decoded;
+    if reference.length == 0 {
+        return Ok(());
+    }
+    arena.release_payload(partition.0, slot);
+    if !arena.payloads.retain(partition, &reference) {
+        return Err(ImportError::Invalid("a payload segment is missing or too short"));
+    }
+    arena.columns.set_reference(slot, reference);
+    arena.columns.set_hash(slot, content);
+    Ok(())
+}
+
+/// Returns the payload on disk of a slot, for an export.
+fn stored_payload(id: PartitionId, row: u32, slot: Slot, arena: &Arena) -> Option<Result<StoredPayload, Error>> {
+    let reference = *arena.columns.reference(slot)?;
+    let content = arena.columns.content().map_or(0, |content| content.get(slot));
+    let missing = || Error::Payload(format!("payload segment {} of partition {id} is missing", reference.segment));
+    let source = arena.payloads.source(id, &reference).ok_or_else(missing);
+    Some(source.map(|source| StoredPayload { row, reference, content, source }))
+}
+
+impl Content {
+    /// Returns references to payloads in segments of the same store, and these segments with their needed lengths.
+    pub(crate) fn references(&self) -> (Vec<(Column, Vec<u8>)>, BTreeMap<u32, u32>) {
+        let (mut chunks, mut segments) = (Chunks::default(), BTreeMap::new());
+        let mut payloads = self.payloads.iter().peekable();
+        let rows = if self.payloads.is_empty() { 0 } else { self.memories as u32 };
+        let mut bytes = Vec::with_capacity(REFERENCE_BYTES);
+        for row in 0..rows {
+            bytes.clear();
+            match payloads.next_if(|payload| payload.row == row) {
+                Some(StoredPayload { reference, content, .. }) => {
+                    reference.encode(*content, &mut bytes);
+                    let end: &mut u32 = segments.entry(reference.segment).or_default();
+                    *end = (*end).max(reference.offset + reference.length);
+                }
+                None => bytes.resize(REFERENCE_BYTES, 0),
+            }
+            chunks.push(Column::References, &bytes);
+        }
+        for (number, end) in &segments {
+            chunks.push(Column::Segments, &[number.to_le_bytes(), end.to_le_bytes()].concat());
+        }
+        (chunks.0, segments)
+    }
+
+    /// Returns the lengths of payloads, which precede their bytes.
+    pub(crate) fn lengths(&self) -> Vec<(Column, Vec<u8>)> {
+        let mut chunks = Chunks::default();
+        let mut payloads = self.payloads.iter().peekable();
+        let rows = if self.payloads.is_empty() { 0 } else { self.memories as u32 };
+        for row in 0..rows {
+            let length = payloads.next_if(|payload| payload.row == row).map_or(0, |it| it.reference.length);
+            chunks.push(Column::Lengths, &length.to_le_bytes());
+        }
+        chunks.0
+    }
+
+    /// Returns the bytes of payloads in pieces of at most a chunk.
+    pub(crate) fn payload_stream(&self) -> PayloadStream {
+        PayloadStream::new(self.payloads.clone(), MAX_CHUNK_BYTES)
     }
 }
 

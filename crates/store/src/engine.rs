@@ -564,7 +564,7 @@ impl EngineThread {
                 next = if processed < EVENTS_PER_TURN { self.incoming.try_recv().ok() } else { None };
             }
             if stopping.is_none() {
-                self.store.housekeeping();
+                self.store.housekeeping()?;
                 self.export_next()?;
             }
             // Messages to peers and the write to the disk proceed in parallel.

@@ -147,6 +147,7 @@ impl Partition {
             self.count -= 1;
             let (hole, last) = (self.slot(local), self.slot(self.count));
             let origin = origins.remove(&last).unwrap_or(last);
+            arena.release_payload(self.segment, hole);
             if hole != last {
                 self.index.replace(arena.hash(arena.columns.id(last)), self.count, local);
                 arena.columns.relocate(last, hole);
@@ -179,7 +180,9 @@ impl Partition {
     /// Frees every tile.
     pub(crate) fn clear(&mut self, arena: &mut Arena) {
         for local in 0..self.count {
-            arena.columns.release(self.slot(local));
+            let slot = self.slot(local);
+            arena.release_payload(self.segment, slot);
+            arena.columns.release(slot);
         }
         self.index = Index::default();
         self.count = 0;

@@ -3,6 +3,8 @@
 use crate::apply::Pass;
 use crate::arena::Arena;
 use crate::partition::Partition;
+use crate::payloads::{PayloadOptions, Payloads};
+use bytes::Bytes;
 use engram_kernels::recall::{Query, RecallMatch, RecallRequest};
 use engram_kernels::{Device, Error, Order, Scope, Slot};
 use engram_memory::{
@@ -19,6 +21,8 @@ pub struct Partitions {
     /// By [`PartitionId`], which is also the segment; `None` = not on this worker.
     pub(crate) partitions: Vec<Option<Partition>>,
     pub(crate) pass: Pass,
+    /// The payload that [`Partitions::get`] read last.
+    read_payload: Option<Bytes>,
 }
 
 /// What replicas keep besides memories: counts, and approximate bytes.
@@ -49,6 +53,17 @@ pub struct Memory<'a> {
     pub payload: &'a [u8],
     /// Number of counted updates, saturating.
     pub updates: u16,
+}
+
+/// The part of payloads that a read needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PayloadPart {
+    /// Nothing: payloads on disk are not read, and empty.
+    None,
+    /// The first bytes of payloads on disk, at least this many or all; others whole.
+    Start(u32),
+    /// Whole payloads.
+    All,
 }
 
 /// An entry of a ranking.
@@ -85,11 +100,15 @@ pub struct Coverage {
 }
 
 impl Partitions {
-    /// Creates an empty set of partitions over `device`, for a cluster of `shape`.
+    /// Creates an empty set of partitions over `device`, for a cluster of `shape`. Payloads of items are in memory too.
     pub fn new(device: Box<dyn Device>, shape: Shape) -> Self {
+        Self::with_payloads(device, shape, Payloads::new(PayloadOptions::in_memory(shape)))
+    }
+
+    pub(crate) fn with_payloads(device: Box<dyn Device>, shape: Shape, payloads: Payloads) -> Self {
         let partitions = (0..shape.partitions).map(|_| None).collect();
-        let arena = Arena::new(device, shape.features, shape.partitions);
-        Self { shape, arena, partitions, pass: Pass::default() }
+        let arena = Arena::new(device, shape.features, shape.partitions, payloads);
+        Self { shape, arena, partitions, pass: Pass::default(), read_payload: None }
     }
 
     /// Adds an empty partition.
@@ -180,7 +199,7 @@ impl Partitions {
         visible.filter_map(|(_, partition)| partition.as_ref()).map(|partition| u64::from(partition.count())).sum()
     }
 
-    /// Returns the bytes of device, columns with keys and payloads, and indices.
+    /// Returns the bytes of device, columns with keys, payloads in memory, and indices.
     pub fn bytes(&self) -> u64 {
         self.arena.bytes() + self.partitions.iter().flatten().map(Partition::index_bytes).sum::<u64>()
     }
@@ -215,16 +234,30 @@ impl Partitions {
     pub fn get(&mut self, id: MemoryId) -> Result<Option<Memory<'_>>, Error> {
         let Some((slot, clock)) = self.find(id) else { return Ok(None) };
         let (potential, group) = self.arena.read(&[slot])?[0];
-        Ok(Some(self.view(slot, clock.weight(potential), group)))
+        self.read_payload = self.arena.read_payload(self.partition_of(id).0, slot, PayloadPart::All)?;
+        Ok(Some(self.view(slot, clock.weight(potential), group, self.read_payload.as_ref())))
     }
 
     /// Reads many memories, in order, with one device read; `each` is called with `None` for missing ones.
     ///
     /// # Errors
-    /// The device failed.
+    /// The device failed, or a payload cannot be read.
     pub fn get_many(
         &mut self,
         ids: &[MemoryId],
+        each: impl FnMut(MemoryId, Option<Memory<'_>>),
+    ) -> Result<(), Error> {
+        self.get_parts(ids, PayloadPart::All, each)
+    }
+
+    /// As [`Partitions::get_many`], with a part of the payloads.
+    ///
+    /// # Errors
+    /// The device failed, or a payload cannot be read.
+    pub fn get_parts(
+        &mut self,
+        ids: &[MemoryId],
+        part: PayloadPart,
         mut each: impl FnMut(MemoryId, Option<Memory<'_>>),
     ) -> Result<(), Error> {
         let places: Vec<Option<(Slot, DecayClock)>> = ids.iter().map(|id| self.find(*id)).collect();
@@ -232,11 +265,12 @@ impl Partitions {
         let rows = self.arena.read(&slots)?.to_vec();
         let mut rows = rows.iter();
         for (&id, slot) in ids.iter().zip(&places) {
-            let memory = slot.and_then(|(slot, clock)| {
-                let &(potential, group) = rows.next()?;
-                Some(self.view(slot, clock.weight(potential), group))
-            });
-            each(id, memory);
+            let Some((&(slot, clock), &(potential, group))) = slot.as_ref().zip(slot.and_then(|_| rows.next())) else {
+                each(id, None);
+                continue;
+            };
+            let payload = self.arena.read_payload(self.partition_of(id).0, slot, part)?;
+            each(id, Some(self.view(slot, clock.weight(potential), group, payload.as_ref())));
         }
         Ok(())
     }
@@ -324,6 +358,21 @@ impl Partitions {
         partition: PartitionId,
         before: Option<u32>,
         limit: u32,
+        each: impl FnMut(Memory<'_>),
+    ) -> Result<Option<u32>, Error> {
+        self.scan_parts(partition, before, limit, PayloadPart::All, each)
+    }
+
+    /// As [`Partitions::scan`], with a part of the payloads.
+    ///
+    /// # Errors
+    /// The device failed, or a payload cannot be read.
+    pub fn scan_parts(
+        &mut self,
+        partition: PartitionId,
+        before: Option<u32>,
+        limit: u32,
+        part: PayloadPart,
         mut each: impl FnMut(Memory<'_>),
     ) -> Result<Option<u32>, Error> {
         let Some(source) = self.get_partition(partition) else { return Ok(None) };
@@ -333,7 +382,8 @@ impl Partitions {
         let slots: Vec<Slot> = (start..end).rev().map(|local| source.slot(local)).collect();
         let rows = self.arena.read(&slots)?.to_vec();
         for (&slot, (potential, group)) in slots.iter().zip(rows) {
-            each(self.view(slot, clock.weight(potential), group));
+            let payload = self.arena.read_payload(partition.0, slot, part)?;
+            each(self.view(slot, clock.weight(potential), group, payload.as_ref()));
         }
         Ok((start > 0).then_some(start))
     }
@@ -424,7 +474,7 @@ impl Partitions {
         Some((partition.find(&self.arena, id)?, partition.clock))
     }
 
-    fn view(&self, slot: Slot, weight: Weight, group: Group) -> Memory<'_> {
+    fn view<'a>(&'a self, slot: Slot, weight: Weight, group: Group, payload: Option<&'a Bytes>) -> Memory<'a> {
         let columns = &self.arena.columns;
         Memory {
             id: columns.id(slot),
@@ -432,7 +482,7 @@ impl Partitions {
             group,
             key: columns.key(slot),
             features: columns.features(slot),
-            payload: columns.payload(slot),
+            payload: payload.map_or_else(|| columns.payload(slot), |payload| &payload[..]),
             updates: columns.updates(slot),
         }
     }

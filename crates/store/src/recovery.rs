@@ -4,6 +4,7 @@
 
 use crate::content::{Column, Import};
 use crate::partitions::Partitions;
+use crate::payloads::{PayloadOptions, Payloads};
 use crate::replication;
 use crate::reserve;
 use crate::shipping::Shipping;
@@ -69,13 +70,21 @@ impl Store {
         options.wal.sealed_at = identity.durable_end();
         options.wal.replicas = options.replication.replicas;
         let head = identity.head();
-        let mut replay = Replay::new(Partitions::new(device, options.shape), &options.replication);
+        let payloads = Payloads::open(PayloadOptions {
+            disk: Arc::clone(&disk),
+            head,
+            cache_bytes: options.payload_cache_bytes,
+            segment_bytes: options.payload_segment_bytes,
+        })?;
+        let partitions = Partitions::with_payloads(device, options.shape, payloads);
+        let mut replay = Replay::new(partitions, &options.replication);
         replay.load_snapshots(&*disk, &head)?;
         let log = Arc::clone(&disk);
         let (mut wal, writer, log_recovery) =
             Wal::open_with(log, head, options.wal, &mut |entry, commits| replay.entry(entry, commits))?;
         replay.flush()?;
         replay.resolve_rejected(&*disk)?;
+        replay.remove_unused_segments(&*disk)?;
         let Replay { partitions, recovered, mut recovery, shipping, .. } = replay;
         recovery.lossless = identity.is_lossless(&log_recovery);
         recovery.log = log_recovery;
@@ -325,6 +334,27 @@ impl Replay {
                 path: disk.describe(&name),
                 source,
             })?;
+        }
+        Ok(())
+    }
+
+    /// Removes payload segments of partitions without state and snapshots.
+    fn remove_unused_segments(&mut self, disk: &dyn Disk) -> Result<(), Error> {
+        let partitions = self.partitions.arena.payloads.partitions();
+        if partitions.is_empty() {
+            return Ok(());
+        }
+        let snapshots = snapshot_file::list(disk)?;
+        for partition in partitions {
+            if self.partitions.contains(partition) || snapshots.contains_key(&partition) {
+                continue;
+            }
+            for segment in self.partitions.arena.payloads.unused(partition) {
+                // A file that remains is removed at the next start.
+                if segment.remove(disk).is_ok() {
+                    self.partitions.arena.payloads.removed(partition, &[segment.number]);
+                }
+            }
         }
         Ok(())
     }

@@ -20,6 +20,8 @@ use std::collections::BTreeMap;
 
 /// Memories read per page.
 const PAGE: u32 = 4_096;
+/// Bytes of a payload that are added to a chunk at once: within the room that a chunk leaves for a row.
+const PIECE_BYTES: usize = 32 << 10;
 
 /// Partitions of a new shape under construction, held in memory until they are written.
 pub struct Repartition {
@@ -42,8 +44,11 @@ struct PartitionBuilder {
     memories: u64,
     digest: Digest,
     columns: [Chunks; Column::ALL.len()],
+    /// Bytes of payloads of items.
+    item_payloads: Chunks,
     has_keys: bool,
     has_payloads: bool,
+    has_items: bool,
 }
 
 impl Repartition {
@@ -100,11 +105,12 @@ impl Repartition {
         }
         (self.lsn, self.term) = (self.lsn.max(head.lsn), self.term.max(head.term));
         let (builders, shape) = (&mut self.builders, self.shape);
+        let buffers = partitions.ledger(head.partition).map(|ledger| ledger.buffers.clone()).unwrap_or_default();
         let mut before = None;
         loop {
             before = partitions.scan(head.partition, before, PAGE, |memory| {
                 if let Some(builder) = builders.get_mut(&partition_of(memory.id, shape.partitions)) {
-                    builder.push(&memory, shape);
+                    builder.push(&memory, shape, buffers.is_item(memory.id));
                 }
             })?;
             if before.is_none() {
@@ -155,7 +161,8 @@ impl Repartition {
 }
 
 impl PartitionBuilder {
-    fn push(&mut self, memory: &Memory<'_>, shape: Shape) {
+    /// Adds a memory; the payload of an item is stored apart from those of other memories.
+    fn push(&mut self, memory: &Memory<'_>, shape: Shape, is_item: bool) {
         let mut push = |column: Column, row: &[u8]| self.columns[column as usize - 1].push(column, row);
         push(Column::Ids, &memory.id.0.to_le_bytes());
         push(Column::Potentials, &DecayClock::default().potential(memory.weight).to_le_bytes());
@@ -165,9 +172,14 @@ impl PartitionBuilder {
             push(Column::Features, memory.features);
         }
         self.columns[Column::Keys as usize - 1].push_string(Column::Keys, memory.key);
-        self.columns[Column::Payloads as usize - 1].push_string(Column::Payloads, memory.payload);
+        let (item, other) = if is_item { (memory.payload, &[][..]) } else { (&[][..], memory.payload) };
+        let lengths = &mut self.columns[Column::Lengths as usize - 1];
+        lengths.push(Column::Lengths, &(item.len() as u32).to_le_bytes());
+        item.chunks(PIECE_BYTES).for_each(|piece| self.item_payloads.push(Column::Bytes, piece));
+        self.has_items |= !item.is_empty();
+        self.columns[Column::Payloads as usize - 1].push_string(Column::Payloads, other);
         self.has_keys |= !memory.key.is_empty();
-        self.has_payloads |= !memory.payload.is_empty();
+        self.has_payloads |= !other.is_empty();
         let content = content_hash(Some((shape.features.dtype, memory.features)), memory.payload);
         self.digest.add(memory.id, memory.weight, memory.group, content);
         self.memories += 1;
@@ -175,14 +187,16 @@ impl PartitionBuilder {
 
     /// Returns the chunks of the present columns, in snapshot order.
     fn chunks(self, counts_updates: bool) -> impl Iterator<Item = (Column, Vec<u8>)> {
-        let Self { has_keys, has_payloads, columns, .. } = self;
+        let Self { has_keys, has_payloads, has_items, columns, item_payloads, .. } = self;
         let has = move |column: Column| match column {
             Column::Keys => has_keys,
             Column::Payloads => has_payloads,
             Column::Updates => counts_updates,
+            Column::Lengths | Column::Bytes => has_items,
+            Column::References | Column::Segments => false,
             Column::Ids | Column::Potentials | Column::Groups | Column::Features => true,
         };
-        columns.into_iter().flat_map(Chunks::into_chunks).filter(move |(column, _)| has(*column))
+        columns.into_iter().chain([item_payloads]).flat_map(Chunks::into_chunks).filter(move |(column, _)| has(*column))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Installs snapshot files into an empty store, which recovers from them at start.
 
+use crate::content::Column;
 use crate::snapshot_file::{self, LEDGER, SnapshotReader, SnapshotWriter};
 use crate::{Disk, Error, Identity, Origin, SnapshotInfo, wal};
 use engram_memory::{ClusterId, PartitionId, Shape};
@@ -54,6 +55,10 @@ fn copy(disk: &dyn Disk, identity: &Identity, reader: &SnapshotReader) -> Result
     let mut writer = SnapshotWriter::create(disk, &identity.head(), head, &reader.ledger()?)?;
     let mut bytes = Vec::new();
     for chunk in reader.chunks().iter().filter(|chunk| chunk.kind != LEDGER) {
+        if chunk.kind == Column::References.code() {
+            let what = "it refers to payload segments of its own store; restore from a backup";
+            return Err(Error::Corrupt { path: reader.path().into(), offset: 0, what });
+        }
         reader.read(chunk, &mut bytes)?;
         writer.chunk(chunk.kind, &bytes)?;
     }

@@ -145,7 +145,7 @@ impl Store {
                 let rest = next.map(|chunk| ScrubPosition { chunk, ..read.position });
                 self.background.scrub.done(now_ms, bytes, rest);
             }
-            Ok(JobOutput::Written(_)) => {}
+            Ok(JobOutput::Written(_) | JobOutput::ScrubbedPayloads(_)) => {}
             Err(error) => {
                 self.background.scrub.done(now_ms, PIECE_BYTES, None);
                 let state = &mut self.states[partition.0 as usize];

@@ -11,13 +11,14 @@
 //! it is durable; a chunk is returned only if its checksum matches; allocations are bounded by the file size, never by a number
 //! in the file. Two generations of a partition are kept, so that a damaged one can be replaced by the older one and the log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use engram_memory::codec::decode_ledger;
 use engram_memory::{DecayClock, Digest, Lsn, PartitionId, Term};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+use crate::content::Column;
 use crate::disk::{File, TEMPORARY_SUFFIX};
 use crate::format::{self, Bytes};
 use crate::{Disk, Error, FileHead};
@@ -114,6 +115,26 @@ pub fn keep_generations(disk: &dyn Disk, partition: PartitionId) -> Result<Optio
         disk.sync_dir().map_err(|source| Error::SyncFailed { path: disk.describe(""), source })?;
     }
     Ok(lsns.get(GENERATIONS - 1).copied())
+}
+
+/// Returns the numbers of the payload segments that the snapshots of a partition refer to.
+///
+/// # Errors
+/// A snapshot cannot be read.
+pub(crate) fn needed_segments(
+    disk: &dyn Disk,
+    head: &FileHead,
+    partition: PartitionId,
+) -> Result<BTreeSet<u32>, Error> {
+    let (mut segments, mut bytes) = (BTreeSet::new(), Vec::new());
+    for lsn in list(disk)?.remove(&partition).unwrap_or_default() {
+        let reader = SnapshotReader::open(disk, head, &name(partition, lsn))?;
+        for chunk in reader.chunks().iter().filter(|chunk| chunk.kind == Column::Segments.code()) {
+            reader.read(chunk, &mut bytes)?;
+            segments.extend(bytes.chunks_exact(8).filter_map(|row| Bytes(row).u32()));
+        }
+    }
+    Ok(segments)
 }
 
 /// A damaged snapshot that was skipped.

@@ -5,7 +5,9 @@
 //! are sent at a time, and two to one follower; partitions with a single replica go first.
 
 use crate::background::SnapshotWrite;
-use crate::content::{Column, Content};
+use crate::content::{Column, Content, PayloadRows};
+use crate::partitions::Partitions;
+use crate::payloads::{self, PayloadStream, StoredPayload};
 use crate::peer::{Envelope, Message, StateChunk};
 use crate::snapshot_file::{self, LEDGER, SnapshotHead};
 use crate::stats;
@@ -14,6 +16,7 @@ use crate::throttle::{Throttle, TimeShare};
 use crate::{Error, ImportError};
 use bytes::Bytes;
 use engram_cluster::replica::{self, Event};
+use engram_memory::hash::content_hash;
 use engram_memory::{Digest, Lsn, Ordinal, PartitionId, Term};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -39,6 +42,27 @@ struct OutgoingTransfer {
     partition: PartitionId,
     to: Ordinal,
     chunks: VecDeque<StateChunk>,
+    /// Payloads after them, read as they are sent.
+    payloads: PayloadStream,
+    /// The next chunk with payload.
+    next: StateChunk,
+}
+
+impl OutgoingTransfer {
+    /// Returns the next chunk; `None` after the last.
+    fn next_chunk(&mut self) -> Result<Option<StateChunk>, Error> {
+        if let Some(chunk) = self.chunks.pop_front() {
+            return Ok(Some(chunk));
+        }
+        let Some(bytes) = self.payloads.next()? else { return Ok(None) };
+        let chunk = StateChunk { bytes, ..self.next.clone() };
+        self.next.index += 1;
+        Ok(Some(chunk))
+    }
+
+    fn is_sent(&self) -> bool {
+        self.chunks.is_empty() && self.next.index == self.next.count
+    }
 }
 
 impl StateTransfers {
@@ -101,23 +125,67 @@ pub(crate) struct IncomingTransfer {
     next: u32,
     ledger: Vec<u8>,
     chunks: Vec<(Column, Vec<u8>)>,
+    rows: PayloadRows,
+    payloads: Vec<StoredPayload>,
 }
 
 impl IncomingTransfer {
+    fn new(head: StateChunk) -> Self {
+        let (rows, payloads) = (PayloadRows::default(), Vec::new());
+        Self { head, next: 0, ledger: Vec::new(), chunks: Vec::new(), rows, payloads }
+    }
+
     fn continues_with(&self, chunk: &StateChunk) -> bool {
         let identity = |chunk: &StateChunk| (chunk.term, chunk.lsn, chunk.record_term, chunk.count, chunk.digest);
         identity(&self.head) == identity(chunk) && self.next == chunk.index
     }
 
-    fn take(&mut self, chunk: &StateChunk) -> Result<(), ImportError> {
+    /// Takes a chunk; payloads are appended to the segments of the partition.
+    fn take(&mut self, chunk: &StateChunk, partitions: &mut Partitions, id: PartitionId) -> Result<(), ImportError> {
         self.next += 1;
         if chunk.kind == LEDGER {
             self.ledger.extend_from_slice(&chunk.bytes);
-        } else {
-            let unknown = ImportError::Invalid("unknown column");
-            self.chunks.push((Column::from_code(chunk.kind).ok_or(unknown)?, chunk.bytes.to_vec()));
+            return Ok(());
         }
-        Ok(())
+        match Column::from_code(chunk.kind) {
+            Some(Column::Lengths) => {
+                let lengths = chunk.bytes.as_chunks().0.iter();
+                self.rows.lengths.extend(lengths.map(|bytes| u32::from_le_bytes(*bytes)));
+                Ok(())
+            }
+            Some(Column::Bytes) => self.take_payloads(&chunk.bytes, partitions, id),
+            None | Some(Column::References | Column::Segments) => Err(ImportError::Invalid("unknown column")),
+            Some(column) => {
+                self.chunks.push((column, chunk.bytes.to_vec()));
+                Ok(())
+            }
+        }
+    }
+
+    fn take_payloads(
+        &mut self,
+        bytes: &[u8],
+        partitions: &mut Partitions,
+        id: PartitionId,
+    ) -> Result<(), ImportError> {
+        let shape = partitions.features();
+        let (chunks, payloads) = (&self.chunks, &mut self.payloads);
+        self.rows.take(bytes, |row, payload| {
+            let Some(features) = features_of(chunks, row, shape.bytes()) else { return false };
+            let content = content_hash(Some((shape.dtype, features)), payload);
+            payloads.push(partitions.arena.payloads.receive(id, row, payload, content));
+            true
+        })
+    }
+
+    /// Finishes the payloads; `false` if one is missing, or the disk does not take them.
+    fn finish_payloads(&mut self, partitions: &mut Partitions, id: PartitionId) -> bool {
+        partitions.arena.payloads.flush(id);
+        let sources = self.payloads.iter_mut().map(|payload| {
+            let source = partitions.arena.payloads.source(id, &payload.reference);
+            source.map(|source| payload.source = source).is_some()
+        });
+        sources.fold(true, |all, found| all && found) && self.rows.is_complete()
     }
 }
 
@@ -145,14 +213,23 @@ impl Store {
             }
             let Some(mut sending) = transfers.sending.pop_front() else { return Ok(()) };
             let (partition, to) = (sending.partition, sending.to);
-            if let Some(chunk) = sending.chunks.pop_front() {
+            let chunk = match sending.next_chunk() {
+                Ok(chunk) => chunk,
+                Err(error) => {
+                    self.replication.transfers.finish(partition, to);
+                    self.partitions.arena.payloads.report_damage(partition, payloads::describe(&error));
+                    continue;
+                }
+            };
+            let transfers = &mut self.replication.transfers;
+            if let Some(chunk) = chunk {
                 transfers.throttle.charge(chunk.bytes.len());
                 stats::add(&self.shared.transfer_sent_bytes, chunk.bytes.len() as u64);
                 let envelope = Envelope::new(partition, Message::State(chunk));
                 self.replication.outbox.entry(to).or_default().push(envelope);
             }
-            if !sending.chunks.is_empty() {
-                transfers.sending.push_front(sending);
+            if !sending.is_sent() {
+                self.replication.transfers.sending.push_front(sending);
             }
         }
     }
@@ -181,11 +258,7 @@ impl Store {
         stats::add(&self.shared.transfers_sent, 1);
         let transfers = &mut self.replication.transfers;
         transfers.in_flight.insert((partition, to));
-        transfers.sending.push_back(OutgoingTransfer {
-            partition,
-            to,
-            chunks: state_chunks(content, term, lsn, record_term),
-        });
+        transfers.sending.push_back(outgoing_transfer(content, to, (term, lsn, record_term)));
         Ok(())
     }
 
@@ -213,12 +286,11 @@ impl Store {
             return Ok(());
         }
         if chunk.index == 0 {
-            let started = IncomingTransfer { head: chunk.clone(), next: 0, ledger: Vec::new(), chunks: Vec::new() };
-            self.replication.incoming.insert(partition, started);
+            self.replication.incoming.insert(partition, IncomingTransfer::new(chunk.clone()));
         }
         let Some(incoming) = self.replication.incoming.get_mut(&partition) else { return Ok(()) };
         let result = if incoming.continues_with(chunk) {
-            incoming.take(chunk)
+            incoming.take(chunk, &mut self.partitions, partition)
         } else {
             Err(ImportError::Invalid("a chunk of the transfer is missing"))
         };
@@ -226,16 +298,20 @@ impl Store {
             self.replication.incoming.remove(&partition);
             self.request_transfer_again(partition, from, chunk.term);
         } else if incoming.next == chunk.count
-            && let Some(incoming) = self.replication.incoming.remove(&partition)
+            && let Some(mut incoming) = self.replication.incoming.remove(&partition)
         {
-            self.write_received_state(partition, from, incoming);
+            if incoming.finish_payloads(&mut self.partitions, partition) {
+                self.write_received_state(partition, from, incoming);
+            } else {
+                self.request_transfer_again(partition, from, chunk.term);
+            }
         }
         Ok(())
     }
 
     /// Queues a complete state to be written as a snapshot.
     fn write_received_state(&mut self, partition: PartitionId, from: Ordinal, incoming: IncomingTransfer) {
-        let IncomingTransfer { head, ledger, chunks, .. } = incoming;
+        let IncomingTransfer { head, ledger, chunks, payloads, .. } = incoming;
         let content = Content {
             partition,
             memories: head.memories,
@@ -243,6 +319,7 @@ impl Store {
             ledger,
             digest: Digest(head.digest),
             chunks,
+            payloads,
         };
         let snapshot = SnapshotHead {
             partition,
@@ -325,13 +402,17 @@ impl Store {
     }
 }
 
-fn state_chunks(content: Content, term: Term, lsn: Lsn, record_term: Term) -> VecDeque<StateChunk> {
-    let (clock, memories, digest) = (content.clock, content.memories, content.digest.0);
+fn outgoing_transfer(content: Content, to: Ordinal, (term, lsn, record_term): (Term, Lsn, Term)) -> OutgoingTransfer {
+    let Content { partition, clock, memories, digest, .. } = content;
+    let payloads = content.payload_stream();
+    let pieces = PayloadStream::pieces(&content.payloads, snapshot_file::MAX_CHUNK_BYTES) as u32;
+    let lengths = content.lengths();
     let ledger =
         content.ledger.chunks(snapshot_file::MAX_CHUNK_BYTES).map(|part| (LEDGER, Bytes::copy_from_slice(part)));
-    let columns = content.chunks.into_iter().map(|(column, bytes)| (column.code(), Bytes::from(bytes)));
+    let columns = content.chunks.into_iter().chain(lengths);
+    let columns = columns.map(|(column, bytes)| (column.code(), Bytes::from(bytes)));
     let chunks: Vec<(u32, Bytes)> = ledger.chain(columns).collect();
-    let count = chunks.len() as u32;
+    let count = chunks.len() as u32 + pieces;
     let chunk = |(index, (kind, bytes))| StateChunk {
         term,
         lsn,
@@ -340,11 +421,27 @@ fn state_chunks(content: Content, term: Term, lsn: Lsn, record_term: Term) -> Ve
         count,
         clock,
         memories,
-        digest,
+        digest: digest.0,
         kind,
         bytes,
     };
-    (0..).zip(chunks).map(chunk).collect()
+    let next = chunk((chunks.len() as u32, (Column::Bytes.code(), Bytes::new())));
+    OutgoingTransfer { partition, to, chunks: (0..).zip(chunks).map(chunk).collect(), payloads, next }
+}
+
+/// Returns the features of a row; `None` if they did not arrive.
+fn features_of(chunks: &[(Column, Vec<u8>)], row: u32, width: usize) -> Option<&[u8]> {
+    if width == 0 {
+        return Some(&[]);
+    }
+    let mut start = row as usize * width;
+    for (_, bytes) in chunks.iter().filter(|(column, _)| *column == Column::Features) {
+        match start.checked_sub(bytes.len()) {
+            Some(rest) => start = rest,
+            None => return bytes.get(start..start + width),
+        }
+    }
+    None
 }
 
 #[cfg(test)]

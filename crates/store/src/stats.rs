@@ -162,6 +162,22 @@ counters! {
     scrubbed_bytes,
     /// Damaged snapshots found by scrubbing.
     damaged_snapshots,
+    /// Damaged payloads of items found by reads and scrubbing.
+    damaged_payloads,
+    /// Bytes of payloads that items refer to (gauge).
+    payload_live_bytes,
+    /// Bytes of payload segments (gauge).
+    payload_disk_bytes,
+    /// Bytes of the payload cache (gauge).
+    payload_cached_bytes,
+    /// Payload segments (gauge).
+    payload_segments,
+    /// Payloads read from the cache.
+    payload_cache_hits,
+    /// Payloads read from disk.
+    payload_cache_misses,
+    /// Bytes of payloads moved by compaction.
+    payload_compacted_bytes,
     /// Memories of visible partitions (gauge).
     memories,
     /// Bytes of device, columns with keys and payloads, indices, run records, sessions and retained log records (gauge).

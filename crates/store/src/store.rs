@@ -16,6 +16,7 @@ use crate::confirmed_reads::ConfirmedReads;
 use crate::digest_check::DigestCheck;
 use crate::leases::Leases;
 use crate::partitions::Partitions;
+use crate::payloads;
 use crate::pending_calls::{Callback, PendingCalls, Waiter};
 use crate::replication::{self, Replication};
 use crate::results::{ActivateError, CommittedWrite, WriteError};
@@ -59,6 +60,10 @@ pub struct Options {
     pub scrub_ms: u64,
     /// Interval between proposals of session expiry, in milliseconds. Lower removes expired sessions earlier and writes more records.
     pub expiry_ms: u64,
+    /// Bytes of memory for payloads of items that were read or written last. Higher saves disk reads.
+    pub payload_cache_bytes: u64,
+    /// Bytes after which a payload segment is closed. Lower frees disk space earlier and opens more files.
+    pub payload_segment_bytes: u32,
     /// Disk space kept in reserve, so that a store on a full disk still starts; 0 = none.
     pub reserve_bytes: u64,
     /// Most bytes of unanswered records in the engine; calls above are rejected.
@@ -82,6 +87,8 @@ impl Options {
             digest_ms: 60 * 60 * 1_000,
             scrub_ms: 24 * 60 * 60 * 1_000,
             expiry_ms: 60 * 60 * 1_000,
+            payload_cache_bytes: 128 << 20,
+            payload_segment_bytes: payloads::SEGMENT_BYTES,
             reserve_bytes: 0,
             queue_bytes: 64 << 20,
             queue_calls: 16_384,
@@ -324,7 +331,7 @@ impl Store {
     /// writes.
     pub fn turn(&mut self) -> Result<(), Error> {
         self.flush()?;
-        self.housekeeping();
+        self.housekeeping()?;
         self.flush()?;
         while let Some(job) = self.next_job()? {
             let result = job.run();
@@ -613,6 +620,14 @@ impl Store {
         stats::set(&self.shared.session_bytes, usage.session_bytes);
         stats::set(&self.shared.epoch_entries, usage.epoch_entries);
         stats::set(&self.shared.log_bytes, self.wal.bytes());
+        let payloads = self.partitions.arena.payloads.usage();
+        stats::set(&self.shared.payload_live_bytes, payloads.live_bytes);
+        stats::set(&self.shared.payload_disk_bytes, payloads.disk_bytes);
+        stats::set(&self.shared.payload_cached_bytes, payloads.cached_bytes);
+        stats::set(&self.shared.payload_segments, payloads.segments);
+        stats::set(&self.shared.payload_cache_hits, payloads.hits);
+        stats::set(&self.shared.payload_cache_misses, payloads.misses);
+        stats::set(&self.shared.payload_compacted_bytes, payloads.compacted_bytes);
         self.shared.set_gpu(self.partitions.gpu());
     }
 

@@ -69,7 +69,7 @@ impl<M: Mirror> DeviceMirror<M> {
             Some(device) if required > device.tiles() => {
                 device.reserve((required + required / 16) as u32).or_else(|error| match error {
                     Error::Full { .. } => device.reserve(required as u32),
-                    Error::Failed { .. } => Err(error),
+                    Error::Failed { .. } | Error::Payload(_) => Err(error),
                 })
             }
             _ => Ok(()),

@@ -5,7 +5,7 @@ use crate::command::{Blobs, check_ids, require};
 use crate::ids::{Group, MemoryId};
 use crate::law::ONE;
 use crate::outcome::Refusal;
-use crate::{MAX_IDS, MAX_PAYLOAD_BYTES};
+use crate::{MAX_IDS, MAX_ITEM_PAYLOAD_BYTES};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// A buffer that a command addresses.
@@ -235,8 +235,8 @@ impl BufferCommand {
 fn check_items(weights: &[u32], payloads: &Blobs) -> Result<(), Refusal> {
     require(weights.len() <= MAX_IDS, "items: at most 65,536")?;
     require(payloads.len() == weights.len(), "payloads: one per item")?;
-    let fits = |payload: &[u8]| (1..=MAX_PAYLOAD_BYTES).contains(&payload.len());
-    require(payloads.iter().all(fits), "payload: 1 to 65,536 bytes")?;
+    let fits = |payload: &[u8]| (1..=MAX_ITEM_PAYLOAD_BYTES).contains(&payload.len());
+    require(payloads.iter().all(fits), "payload: 1 to 4,194,304 bytes")?;
     check_weights(weights)
 }
 

@@ -85,7 +85,7 @@ impl Partition {
         for (row, (&units, payload)) in weights.iter().zip(payloads.iter()).enumerate() {
             let position = first + row as u64 * u64::from(partitions);
             let slot = self.create(arena, handle_at(position), &[])?;
-            arena.columns.set_content(slot, &[], payload);
+            arena.store_payload(self.segment, slot, payload);
             rows.push((slot, self.clock.potential(weight(units)), buffer.group));
             let entry = Entry::of(position, units, payload);
             self.items(arena, buffer.group, false)?.push(entry);

@@ -3,6 +3,7 @@
 use crate::arena::Arena;
 use crate::columns::slot_at;
 use crate::partition::Partition;
+use crate::payloads::Reference;
 use engram_kernels::{Error, priority};
 use engram_memory::buffer::{Position, position_of};
 use engram_memory::{Command, Group, Updates};
@@ -160,7 +161,13 @@ impl Index {
                 let id = arena.columns.id(slot);
                 if of == group.0 && partition.ledger.buffers.is_item(id) {
                     let weight = partition.clock.weight(potential).units();
-                    entries.push(Entry::of(position_of(id), weight, arena.columns.payload(slot)));
+                    let position = position_of(id);
+                    entries.push(match arena.columns.reference(slot) {
+                        Some(&Reference { version, trajectory, .. }) => {
+                            Entry { position, weight, version, trajectory }
+                        }
+                        None => Entry::of(position, weight, arena.columns.payload(slot)),
+                    });
                 }
             }
         }

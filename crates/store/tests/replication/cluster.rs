@@ -8,7 +8,7 @@ use engram_memory::{
 };
 use engram_store::peer::{Envelope, Message, Proposal};
 use engram_store::{
-    Clock as _, CommittedWrite, ConfirmError, Durability, ManualClock, Options, Peers, ReplicaPosition, SimDisk, Store,
+    Clock as _, CommittedWrite, ConfirmError, Disk as _, Durability, ManualClock, Options, Peers, ReplicaPosition, SimDisk, Store,
     WriteError,
 };
 use parking_lot::Mutex;
@@ -153,6 +153,13 @@ impl TestCluster {
             self.step();
         }
         self.store(node).turn().unwrap();
+    }
+
+    /// Flips a bit of a payload on the disk of a node.
+    pub(crate) fn flip_payload_bit(&mut self, node: usize) {
+        let disk = &self.nodes[node].disk;
+        let segment = disk.list().unwrap().into_iter().find(|name| name.starts_with("payload-")).unwrap();
+        disk.flip_bit(&segment, 8 * 10_000);
     }
 
     /// Replaces the disk of a stopped node by an empty one.

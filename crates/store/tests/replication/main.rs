@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod cluster;
+mod payloads;
 mod reads;
 
 use cluster::{P, TestCluster, reinforce, upsert};
