@@ -25,8 +25,8 @@ pub mod keda {
 /// All messages and services, encoded, for the reflection service.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// Maximum size of a message that a client sends or receives, in bytes.
-pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
+/// Maximum size of a message that a client sends or receives, in bytes: one item of the maximum size in a batch that is not full.
+pub const MAX_MESSAGE_BYTES: usize = (4 << 20) + (768 << 10);
 /// Maximum size of a message between workers, in bytes.
 pub const MAX_PEER_MESSAGE_BYTES: usize = 16 << 20;
 

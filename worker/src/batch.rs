@@ -2,7 +2,7 @@
 
 use engram_memory::{FeatureShape, FeatureType};
 use engram_proto::v1;
-use engram_store::Memory;
+use engram_store::{Memory, PayloadPart};
 use half::f16;
 
 /// Maximum number of rows in a batch: the reader processes one batch while the next ones are read.
@@ -12,6 +12,8 @@ const BATCH_ROWS: usize = 4_096;
 const BATCH_BYTES: usize = 512 << 10;
 /// Rows that are read at once while a page is filled: a page may exceed its size by them.
 const MAX_CHUNK_ROWS: usize = 1_024;
+/// The same with payloads, of at most 4 MiB each.
+const MAX_PAYLOAD_ROWS: usize = 3;
 /// Size of a row without its optional columns and its key.
 const ROW_BYTES: usize = 21;
 
@@ -23,12 +25,19 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Returns how many rows to read at once: with columns of the maximum size, about as many as fit into a batch.
+    /// Returns the part of payloads on disk to read.
+    pub(crate) const fn payload_part(self) -> PayloadPart {
+        if self.payloads { PayloadPart::All } else { PayloadPart::None }
+    }
+
+    /// Returns how many rows to read at once: with columns of the maximum size, about as many as fit into a batch. Items of buffers may be
+    /// larger; with payloads, few rows are read at once.
     pub(crate) const fn chunk_rows(self, shape: FeatureShape) -> usize {
         let features = if self.features { 4 * shape.dimension as usize } else { 0 };
         let payload = if self.payloads { engram_memory::MAX_PAYLOAD_BYTES } else { 0 };
         let rows = BATCH_BYTES / (ROW_BYTES + engram_memory::MAX_KEY_BYTES + features + payload);
-        if rows > MAX_CHUNK_ROWS { MAX_CHUNK_ROWS } else { rows }
+        let most = if self.payloads { MAX_PAYLOAD_ROWS } else { MAX_CHUNK_ROWS };
+        if rows > most { most } else { rows }
     }
 }
 

@@ -281,7 +281,8 @@ impl Memories {
                         let rows = columns.chunk_rows(shape) as u32;
                         let mut next = before;
                         loop {
-                            next = partitions.scan(partition, next, rows, |memory| batches.push(&memory))?;
+                            let part = columns.payload_part();
+                            next = partitions.scan_parts(partition, next, rows, part, |memory| batches.push(&memory))?;
                             if next.is_none() || batches.is_page() {
                                 return Ok((batches.finish(), next));
                             }
@@ -347,7 +348,7 @@ pub(crate) fn add_keys(
 ) -> Result<(), engram_kernels::Error> {
     let ids: Vec<MemoryId> = batch.ids.iter().copied().map(MemoryId).collect();
     let (mut groups, mut keys) = (Vec::with_capacity(ids.len()), engram_memory::Blobs::default());
-    partitions.get_many(&ids, |_, memory| {
+    partitions.get_parts(&ids, engram_store::PayloadPart::None, |_, memory| {
         groups.push(memory.map_or(0, |memory| memory.group.0));
         keys.push(memory.map_or(&[], |memory| memory.key));
     })?;
@@ -405,7 +406,7 @@ impl GetPages {
                     Some(memory) => batches.push(&memory),
                     None => batches.missing(id.0),
                 };
-                partitions.get_many(ids, each)?;
+                partitions.get_parts(ids, columns.payload_part(), each)?;
                 end += ids.len();
                 if batches.is_page() {
                     break;

@@ -8,6 +8,8 @@
 
 /// Longest tag, in bytes.
 pub const MAX_TAG_BYTES: usize = u8::MAX as usize;
+/// Maximum number of bytes of a head.
+pub const MAX_HEAD_BYTES: usize = 17 + MAX_TAG_BYTES;
 /// Bytes of a head without tag.
 const FIXED_BYTES: usize = 17;
 

@@ -4,7 +4,7 @@ use super::catalog::{Definition, unknown};
 use crate::shared::Shared;
 use engram_client::{BufferSpec, Column};
 use engram_memory::buffer::{BufferCommand, order, position};
-use engram_memory::{Blobs, MAX_PAYLOAD_BYTES, MemoryId};
+use engram_memory::{Blobs, MAX_ITEM_PAYLOAD_BYTES, MemoryId};
 use engram_proto::columns::check_rows;
 use engram_proto::v1::items_part::Change;
 use engram_proto::v1::{self, Problem, ProblemKind};
@@ -86,9 +86,9 @@ fn items(append: &v1::AppendItems, definition: &Definition) -> Result<(Vec<u32>,
         let at = |column: &[u64]| column.get(row).copied().unwrap_or_default();
         let head = Head { version: at(&append.versions), trajectory: at(&append.trajectories), tag };
         let bytes = head.bytes() + columns.bytes(row);
-        if bytes > MAX_PAYLOAD_BYTES {
+        if bytes > MAX_ITEM_PAYLOAD_BYTES {
             return Err(invalid(format!(
-                "item {row}: {bytes} bytes are not allowed; allowed: at most {MAX_PAYLOAD_BYTES}"
+                "item {row}: {bytes} bytes are not allowed; allowed: at most {MAX_ITEM_PAYLOAD_BYTES}"
             )));
         }
         payload.clear();

@@ -7,8 +7,8 @@ use engram_client::Column;
 use engram_kernels::Error;
 use engram_memory::MemoryId;
 use engram_proto::v1::{self, Problem};
-use engram_replay::item::Head;
-use engram_store::Partitions;
+use engram_replay::item::{self, Head};
+use engram_store::{Partitions, PayloadPart};
 use std::sync::Arc;
 
 /// Bytes of a message with items: below the limit of 4 MiB, with room for a last large item.
@@ -48,7 +48,11 @@ impl Selection {
         let spec = &self.definition.spec;
         let mut batch = v1::ItemBatch::default();
         let mut data: Vec<(Vec<u32>, Vec<u8>)> = vec![Default::default(); self.fields.len()];
-        store.get_many(ids, |id, memory| {
+        let part = match self.fields.is_empty() {
+            true => PayloadPart::Start(item::MAX_HEAD_BYTES as u32),
+            false => PayloadPart::All,
+        };
+        store.get_parts(ids, part, |id, memory| {
             let memory = memory.filter(|memory| memory.group == self.definition.buffer.group);
             let decoded = memory.and_then(|memory| {
                 let (head, fields) = Head::decode(memory.payload)?;

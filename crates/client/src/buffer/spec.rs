@@ -3,7 +3,7 @@
 use super::read::SampleBy;
 use crate::error::Error;
 use engram_memory::buffer::{Limits, MAX_NAME_BYTES, Remover};
-use engram_memory::{MAX_PAYLOAD_BYTES, ONE};
+use engram_memory::{MAX_ITEM_PAYLOAD_BYTES, ONE};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_replay::limiter::{RateLimiter, Settings};
 use engram_replay::schema::{DType, Field, Schema};
@@ -85,8 +85,8 @@ impl BufferSpec {
         let fixed =
             self.fields.iter().map(|field| if field.jagged { 4 } else { field.row_bytes().unwrap_or(usize::MAX) });
         let bytes = fixed.fold(0_usize, usize::saturating_add);
-        if bytes > MAX_PAYLOAD_BYTES - engram_replay::item::MAX_TAG_BYTES - 17 {
-            return Err(refused("fields", format!("{bytes} bytes per item"), "at most 65,264 bytes"));
+        if bytes > MAX_ITEM_PAYLOAD_BYTES - engram_replay::item::MAX_TAG_BYTES - 17 {
+            return Err(refused("fields", format!("{bytes} bytes per item"), "at most 4,194,032 bytes"));
         }
         Ok(schema)
     }
