@@ -451,10 +451,7 @@ fn buffer_service(shared: &Arc<Shared>, plane: service::Plane) -> BufferServiceS
         .max_encoding_message_size(limit)
 }
 
-fn federated_service(
-    shared: &Arc<Shared>,
-    plane: service::Plane,
-) -> FederatedServiceServer<runs::FederatedEndpoint> {
+fn federated_service(shared: &Arc<Shared>, plane: service::Plane) -> FederatedServiceServer<runs::FederatedEndpoint> {
     let limit = match plane {
         service::Plane::Client => engram_proto::MAX_MESSAGE_BYTES,
         service::Plane::Peer => engram_proto::MAX_PEER_MESSAGE_BYTES,

@@ -6,11 +6,11 @@
 use crate::commands::up;
 use crate::context::Context;
 use crate::error::Exit;
-use crate::local::traces::TraceVariables;
 use crate::local::Endpoints;
 use crate::local::ports::Ports;
 use crate::local::state::{Cluster, FORMAT, StateDir};
 use crate::local::supervisor::{Plan, ProxyAddresses, Supervisor};
+use crate::local::traces::TraceVariables;
 use crate::output::{Output, Table, count};
 use crate::progress::Progress;
 use crate::route::Route;

@@ -91,7 +91,7 @@ fn a_round_survives_the_death_of_its_worker_and_counts_each_update_once() {
     let mut cluster = Cluster::up(&cluster_manifest("fed", 3, "  partitions: 4\n"));
     let wrong =
         cluster.file("wrong.yaml", manifest("wrong", 2, "    secureAggregation: {}\n    strategy: { kind: Median }\n"));
-    cluster.engram(&["run", &wrong]).fails_with(2, &["secureAggregation", "Median", "single updates"]);
+    cluster.engram(&["run", &wrong]).fails_with(2, &["secureAggregation", "robust strategy", "single updates"]);
     let file = cluster.file("run.yaml", manifest("plain", 2, ""));
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let keys = keys();
@@ -131,24 +131,19 @@ fn a_round_survives_the_death_of_its_worker_and_counts_each_update_once() {
 
 /// Lets all clients check in at once; returns their tasks.
 async fn futures_of(participants: &[Participant]) -> Vec<Assignment> {
-    let mut waiting: Vec<_> = participants.iter().map(|participant| Box::pin(task(participant))).collect();
-    let mut tasks = Vec::new();
+    let mut waiting: Vec<_> = participants.iter().map(|participant| Some(Box::pin(task(participant)))).collect();
+    let mut tasks: Vec<Option<Assignment>> = participants.iter().map(|_| None).collect();
     std::future::poll_fn(|context| {
-        let mut index = 0;
-        while index < waiting.len() {
-            match waiting[index].as_mut().poll(context) {
-                std::task::Poll::Ready(task) => {
-                    drop(waiting.remove(index));
-                    tasks.push(task.expect("the run has not ended"));
-                }
-                std::task::Poll::Pending => index += 1,
+        for (future, found) in waiting.iter_mut().zip(&mut tasks) {
+            if let Some(std::task::Poll::Ready(task)) = future.as_mut().map(|future| future.as_mut().poll(context)) {
+                *found = Some(task.expect("the run has not ended"));
+                *future = None;
             }
         }
-        if waiting.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        if tasks.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
     })
     .await;
-    tasks.sort_by_key(|assignment| assignment.task.number);
-    tasks
+    tasks.into_iter().flatten().collect()
 }
 
 /// With secure aggregation and privacy, rounds go on when the worker that relays the masks dies.
