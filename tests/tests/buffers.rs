@@ -1,6 +1,9 @@
 //! Replay buffers on real processes: exact draws over partitions, clear refusals, and nothing lost or consumed twice while workers are killed.
 #![allow(clippy::unwrap_used, reason = "the helpers are tests, too")]
 
+#[path = "buffers/large.rs"]
+mod large;
+
 use engram_client::{
     Batch, Buffer, BufferSpec, BufferStats, Client, Column, DType, Field, Fields, Items, RateLimit, Remover, Sample,
     SampleBy,

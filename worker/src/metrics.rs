@@ -12,7 +12,7 @@ pub use engram_api::metrics::{MetricDescriptor, MetricType};
 use engram_identity::{Keys, Reason};
 use engram_kernels::MirrorStatus;
 use engram_proto::v1::PartitionStatus;
-use engram_store::Distribution;
+use engram_store::{Distribution, Stats};
 use engram_trace::Context;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -293,6 +293,7 @@ struct StoreMetrics {
     failed_snapshots: Counter,
     scrubbed_snapshots: Counter,
     damaged_snapshots: Counter,
+    payloads: PayloadMetrics,
     reads: Counter,
     replicated_records: Counter,
     transfers_sent: Counter,
@@ -354,6 +355,7 @@ impl StoreMetrics {
             failed_snapshots: counter(registrar, "failed_snapshots", "Snapshots that failed"),
             scrubbed_snapshots: counter(registrar, "scrubbed_snapshots", "Snapshots scrubbed and found intact"),
             damaged_snapshots: counter(registrar, "damaged_snapshots", "Snapshots that scrubbing found damaged"),
+            payloads: PayloadMetrics::register(registrar),
             reads: counter(registrar, "store_reads", "Reads executed by the store"),
             replicated_records: counter(
                 registrar,
@@ -377,7 +379,7 @@ impl StoreMetrics {
             memory_bytes: gauge(
                 registrar,
                 "store_memory_bytes",
-                "Bytes of host memory in columns with keys and payloads, indices, run records, sessions and retained log records",
+                "Bytes of host memory in columns with keys and payloads, indices, the payload cache, run records, sessions and retained log records",
             ),
             run_records: gauge(registrar, "run_records", "Records of runs in the replicas here, ended runs included"),
             run_record_bytes: gauge(registrar, "run_record_bytes", "Bytes of the records of runs in the replicas here"),
@@ -429,6 +431,67 @@ impl StoreMetrics {
             streams: gauge(registrar, "peer_streams", "Open streams to other workers"),
             event_loop_lag,
         }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabels {
+    state: &'static str,
+}
+
+/// Payloads of items on disk.
+#[derive(Debug)]
+struct PayloadMetrics {
+    bytes: Family<StateLabels, Gauge<u64, AtomicU64>>,
+    segments: Gauge<u64, AtomicU64>,
+    cache_hits: Counter,
+    cache_misses: Counter,
+    compacted_bytes: Counter,
+    damaged: Counter,
+}
+
+impl PayloadMetrics {
+    fn register(registrar: &mut Registrar) -> Self {
+        let bytes = Family::default();
+        registrar.register(
+            "payload_bytes",
+            &["state"],
+            "Bytes of payloads of items: live = referred to, disk = of all payload segments, cached = in memory",
+            bytes.clone(),
+        );
+        Self {
+            bytes,
+            segments: gauge(registrar, "payload_segments", "Files with payloads of items"),
+            cache_hits: counter(registrar, "payload_cache_hits", "Payloads of items read from the cache"),
+            cache_misses: counter(registrar, "payload_cache_misses", "Payloads of items read from disk"),
+            compacted_bytes: counter(
+                registrar,
+                "payload_compacted_bytes",
+                "Bytes of payloads of items moved out of segments with few live bytes",
+            ),
+            damaged: counter(
+                registrar,
+                "damaged_payloads",
+                "Damaged payloads of items found by reads and scrubbing, counted once per partition and repair",
+            ),
+        }
+    }
+
+    fn set(&self, stats: &Stats) {
+        let states = [
+            ("live", stats.payload_live_bytes),
+            ("disk", stats.payload_disk_bytes),
+            ("cached", stats.payload_cached_bytes),
+        ];
+        for (state, bytes) in states {
+            self.bytes.get_or_create(&StateLabels { state }).set(bytes);
+        }
+        self.segments.set(stats.payload_segments);
+        let set = |counter: &Counter, value: u64| counter.inner().store(value, Ordering::Relaxed);
+        set(&self.cache_hits, stats.payload_cache_hits);
+        set(&self.cache_misses, stats.payload_cache_misses);
+        set(&self.compacted_bytes, stats.payload_compacted_bytes);
+        set(&self.damaged, stats.damaged_payloads);
     }
 }
 
@@ -638,6 +701,7 @@ impl Metrics {
         set(&store.failed_snapshots, stats.failed_snapshots);
         set(&store.scrubbed_snapshots, stats.scrubbed_snapshots);
         set(&store.damaged_snapshots, stats.damaged_snapshots);
+        store.payloads.set(&stats);
         set(&store.reads, stats.reads);
         set(&store.panics, panics::count());
         set(&store.replicated_records, stats.shipped_records);

@@ -231,6 +231,9 @@ impl Options {
     pub fn store(&self) -> Result<engram_store::Options, OutOfRange> {
         let mut store = engram_store::Options::new(self.cluster, self.shape(), self.settings()?);
         store.reserve_bytes = RESERVE_BYTES;
+        if let Some(cache) = self.spec.capacity.payload_cache {
+            store.payload_cache_bytes = cache.as_bytes();
+        }
         store.scrub_ms = self.spec.maintenance.scrub_interval.as_millis();
         store.wal.durability = self.durability();
         store.replication.ordinal = self.ordinal();

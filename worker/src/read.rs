@@ -252,7 +252,7 @@ impl Memories {
                 loop {
                     match scan.next().await {
                         Ok(Some(rows)) => {
-                            for rows in rows.chunks(FORWARDED_ROWS) {
+                            for rows in forwarded(&rows) {
                                 if sender.send(Ok(of_rows(rows))).await.is_err() {
                                     return;
                                 }
@@ -359,6 +359,25 @@ pub(crate) fn add_keys(
 
 /// Rows of another worker per message: a row has at most 64 KiB of payload, 16 KiB of features and a key.
 const FORWARDED_ROWS: usize = 32;
+/// Payload bytes of these rows: an item of a buffer has up to 4 MiB, and fills a message alone.
+const FORWARDED_BYTES: usize = 2 << 20;
+
+/// Cuts rows of another worker into messages.
+fn forwarded(rows: &[engram_client::Memory]) -> impl Iterator<Item = &[engram_client::Memory]> {
+    let mut rest = rows;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |row: &engram_client::Memory| {
+            bytes += row.payload.len();
+            bytes <= FORWARDED_BYTES
+        };
+        let count = rest.iter().take(FORWARDED_ROWS).take_while(|row| fits(row)).count();
+        let (page, after) = rest.split_at(count.max(1).min(rest.len()));
+        rest = after;
+        (!page.is_empty()).then_some(page)
+    })
+}
+
 
 /// Pages of a read by id: of the memories here, then those of other workers.
 struct GetPages {
@@ -388,7 +407,7 @@ impl GetPages {
             self.remote = None;
             return Ok(None);
         };
-        let mut batches: Vec<MemoryBatch> = page.memories.chunks(FORWARDED_ROWS).map(of_rows).collect();
+        let mut batches: Vec<MemoryBatch> = forwarded(&page.memories).map(of_rows).collect();
         if !page.missing.is_empty() {
             let missing = page.missing.iter().map(|id| id.0).collect();
             batches.push(MemoryBatch { missing, ..Default::default() });

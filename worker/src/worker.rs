@@ -508,7 +508,7 @@ async fn follow_served(shared: Arc<Shared>, health: tonic_health::server::Health
 async fn watch_store(shared: &Shared) -> String {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (mut snapshots, mut damaged) = (0, 0);
+    let (mut snapshots, mut damaged, mut damaged_payloads) = (0, 0, 0);
     let (mut fallbacks, mut disabled_count) = (0, 0);
     loop {
         let due = Instant::now() + TICK;
@@ -523,6 +523,10 @@ async fn watch_store(shared: &Shared) -> String {
         if stats.damaged_snapshots > damaged {
             damaged = stats.damaged_snapshots;
             tracing::warn!(damaged, damage = stats.damage.as_deref(), "scrubbing found a damaged snapshot");
+        }
+        if stats.damaged_payloads > damaged_payloads {
+            damaged_payloads = stats.damaged_payloads;
+            tracing::warn!(damaged_payloads, damage = stats.damage.as_deref(), "found a damaged payload of an item");
         }
         if let Some(gpu) = &stats.gpu {
             let disabled = || gpu.devices.iter().filter(|device| device.given_up.is_some());

@@ -305,11 +305,15 @@ pub struct Capacity {
 
     /// What happens when a partition reaches its limit.
     pub policy: CapacityPolicy,
+
+    /// Memory of each worker for payloads of items of replay buffers, which are on disk; absent = 128Mi. Higher saves disk reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload_cache: Option<crate::quantity::Size>,
 }
 
 impl Default for Capacity {
     fn default() -> Self {
-        Self { memories: 1_000_000, policy: CapacityPolicy::default() }
+        Self { memories: 1_000_000, policy: CapacityPolicy::default(), payload_cache: None }
     }
 }
 

@@ -193,8 +193,11 @@ fn cluster() -> impl Strategy<Value = LearnerCluster> {
         decay,
         ..Learning::default()
     });
-    let capacity =
-        (1..=1_000_000_000_u64, word::<CapacityPolicy>()).prop_map(|(memories, policy)| Capacity { memories, policy });
+    let capacity = (1..=1_000_000_000_u64, word::<CapacityPolicy>()).prop_map(|(memories, policy)| Capacity {
+        memories,
+        policy,
+        ..Capacity::default()
+    });
     (name, 1..=100_u32, 1..=1024_u32, capacity, learning, 0..=4096_u32, word::<FeatureType>()).prop_flat_map(
         |(name, workers, partitions, capacity, learning, dimension, dtype)| {
             let partitioner = proptest::option::of(word::<GpuPartitioner>());

@@ -1,8 +1,8 @@
 //! The arena shared by all partitions of a worker: the device, the host's columns, and tile allocation.
 
 use crate::columns::Columns;
-use crate::payloads::{Payloads, Reference};
 use crate::partitions::PayloadPart;
+use crate::payloads::{Payloads, Reference};
 use bytes::Bytes;
 use engram_kernels::{Device, Error, Segment, SegmentId, Slot, TILE, Tile, TileId};
 use engram_memory::{FeatureShape, Group, MemoryId, PartitionId, mix64};

@@ -484,8 +484,7 @@ impl Store {
             let disk = target.unwrap_or_else(|| Arc::clone(&self.disk));
             let (file_head, needs) = (self.identity().head(), self.wal.written());
             let damaged = if own { state.damaged.clone() } else { Vec::new() };
-            let unused_segments =
-                if own { self.partitions.arena.payloads.unused(partition) } else { Vec::new() };
+            let unused_segments = if own { self.partitions.arena.payloads.unused(partition) } else { Vec::new() };
             return Ok(Some(SnapshotWrite {
                 disk,
                 own,

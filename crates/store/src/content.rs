@@ -77,6 +77,9 @@ impl Column {
     }
 }
 
+/// A part of a column.
+type ColumnChunk = (Column, Vec<u8>);
+
 /// Encoded state of a partition between two records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Content {
@@ -451,7 +454,7 @@ fn stored_payload(id: PartitionId, row: u32, slot: Slot, arena: &Arena) -> Optio
 
 impl Content {
     /// Returns references to payloads in segments of the same store, and these segments with their needed lengths.
-    pub(crate) fn references(&self) -> (Vec<(Column, Vec<u8>)>, BTreeMap<u32, u32>) {
+    pub(crate) fn references(&self) -> (Vec<ColumnChunk>, BTreeMap<u32, u32>) {
         let (mut chunks, mut segments) = (Chunks::default(), BTreeMap::new());
         let mut payloads = self.payloads.iter().peekable();
         let rows = if self.payloads.is_empty() { 0 } else { self.memories as u32 };
@@ -475,7 +478,7 @@ impl Content {
     }
 
     /// Returns the lengths of payloads, which precede their bytes.
-    pub(crate) fn lengths(&self) -> Vec<(Column, Vec<u8>)> {
+    pub(crate) fn lengths(&self) -> Vec<ColumnChunk> {
         let mut chunks = Chunks::default();
         let mut payloads = self.payloads.iter().peekable();
         let rows = if self.payloads.is_empty() { 0 } else { self.memories as u32 };

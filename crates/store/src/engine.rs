@@ -29,7 +29,8 @@ use crate::wal::{Batch, Position, Writer};
 use crate::{Clock, Disk, Error, FileDisk, SnapshotInfo, abort_on_sync_failure};
 use engram_cluster::PartitionMap;
 use engram_memory::{
-    Blobs, BufferCommand, Command, Incarnation, Lsn, Member, Ordinal, PartitionId, Record, Settings, StoreId, Term, Updates,
+    Blobs, BufferCommand, Command, Incarnation, Lsn, Member, Ordinal, PartitionId, Record, Settings, StoreId, Term,
+    Updates,
 };
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -700,9 +701,7 @@ fn record_bytes(record: &Record) -> usize {
                 Updates::ByGroup(groups) => groups.len() * 8,
             }
         }
-        Command::Buffer(BufferCommand::Append { weights, payloads, .. }) => {
-            weights.len() * 8 + payloads.bytes().len()
-        }
+        Command::Buffer(BufferCommand::Append { weights, payloads, .. }) => weights.len() * 8 + payloads.bytes().len(),
         Command::RunRecord { state, row, .. } => state.len() + row.as_ref().map_or(0, Vec::len),
         _ => 0,
     };

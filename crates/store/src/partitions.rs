@@ -242,11 +242,7 @@ impl Partitions {
     ///
     /// # Errors
     /// The device failed, or a payload cannot be read.
-    pub fn get_many(
-        &mut self,
-        ids: &[MemoryId],
-        each: impl FnMut(MemoryId, Option<Memory<'_>>),
-    ) -> Result<(), Error> {
+    pub fn get_many(&mut self, ids: &[MemoryId], each: impl FnMut(MemoryId, Option<Memory<'_>>)) -> Result<(), Error> {
         self.get_parts(ids, PayloadPart::All, each)
     }
 

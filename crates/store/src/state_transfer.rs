@@ -162,12 +162,7 @@ impl IncomingTransfer {
         }
     }
 
-    fn take_payloads(
-        &mut self,
-        bytes: &[u8],
-        partitions: &mut Partitions,
-        id: PartitionId,
-    ) -> Result<(), ImportError> {
+    fn take_payloads(&mut self, bytes: &[u8], partitions: &mut Partitions, id: PartitionId) -> Result<(), ImportError> {
         let shape = partitions.features();
         let (chunks, payloads) = (&self.chunks, &mut self.payloads);
         self.rows.take(bytes, |row, payload| {
@@ -181,11 +176,11 @@ impl IncomingTransfer {
     /// Finishes the payloads; `false` if one is missing, or the disk does not take them.
     fn finish_payloads(&mut self, partitions: &mut Partitions, id: PartitionId) -> bool {
         partitions.arena.payloads.flush(id);
-        let sources = self.payloads.iter_mut().map(|payload| {
+        let mut sources = self.payloads.iter_mut().map(|payload| {
             let source = partitions.arena.payloads.source(id, &payload.reference);
             source.map(|source| payload.source = source).is_some()
         });
-        sources.fold(true, |all, found| all && found) && self.rows.is_complete()
+        sources.all(|found| found) && self.rows.is_complete()
     }
 }
 

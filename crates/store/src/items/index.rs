@@ -163,9 +163,7 @@ impl Index {
                     let weight = partition.clock.weight(potential).units();
                     let position = position_of(id);
                     entries.push(match arena.columns.reference(slot) {
-                        Some(&Reference { version, trajectory, .. }) => {
-                            Entry { position, weight, version, trajectory }
-                        }
+                        Some(&Reference { version, trajectory, .. }) => Entry { position, weight, version, trajectory },
                         None => Entry::of(position, weight, arena.columns.payload(slot)),
                     });
                 }

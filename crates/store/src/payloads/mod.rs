@@ -25,8 +25,8 @@ pub(crate) use reference::{REFERENCE_BYTES, Reference, References};
 use segment::{HEAD_BYTES, SegmentFile};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-pub(crate) use stored::{PayloadStream, Source};
 pub use stored::StoredPayload;
+pub(crate) use stored::{PayloadStream, Source};
 
 /// Bytes buffered before they are written to the open segment.
 const FLUSH_BYTES: usize = 512 << 10;
@@ -204,16 +204,14 @@ impl Payloads {
         self.misses += 1;
         let bytes = match self.source(partition, reference) {
             Some(Source::Memory(bytes, _)) => bytes,
-            Some(Source::File(file)) => {
-                match file.read_payload(reference.offset, reference.length, reference.hash) {
-                    Ok(bytes) => bytes,
-                    Err(error) => {
-                        let text = describe(&error);
-                        self.report_damage(partition, text.clone());
-                        return Err(text);
-                    }
+            Some(Source::File(file)) => match file.read_payload(reference.offset, reference.length, reference.hash) {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    let text = describe(&error);
+                    self.report_damage(partition, text.clone());
+                    return Err(text);
                 }
-            }
+            },
             None => return Err(format!("payload segment {} of partition {partition} is missing", reference.segment)),
         };
         self.cache.insert(key, bytes.clone());

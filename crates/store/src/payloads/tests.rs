@@ -115,9 +115,9 @@ impl World {
         }
     }
 
-    fn delete(&mut self, ids: Vec<MemoryId>) -> Option<()> {
-        let reply = self.write(BufferCommand::Delete { buffer: buffer(), ids: ids.clone() });
-        for id in &ids {
+    fn delete(&mut self, ids: &[MemoryId]) -> Option<()> {
+        let reply = self.write(BufferCommand::Delete { buffer: buffer(), ids: ids.to_vec() });
+        for id in ids {
             // Without an answer the item may exist or not.
             let payload = self.expected.remove(id);
             self.unanswered.extend(payload.filter(|_| reply.is_none()));
@@ -185,7 +185,7 @@ fn scenario(world: &mut World) -> Option<()> {
         if round > 0 {
             let old: Vec<MemoryId> = world.expected.keys().copied().filter(|id| !id.0.is_multiple_of(5)).collect();
             let count = old.len() * 2 / 3;
-            world.delete(old.into_iter().take(count).collect())?;
+            world.delete(&old[..count])?;
         }
         if round % 2 == 0 {
             world.snapshot()?;
@@ -204,7 +204,11 @@ fn answered_items_survive_a_crash_at_every_write() {
         let is_whole = scenario(&mut world).is_some();
         world.store = None;
         // After a power loss, or only the end of the process.
-        if changes % 2 == 0 { world.disk.lose_power() } else { world.disk.kill() }
+        if changes % 2 == 0 {
+            world.disk.lose_power();
+        } else {
+            world.disk.kill();
+        }
         let recovery = world.open().expect("the disk works again");
         assert!(recovery.corrupt.is_empty(), "after {changes} changes: {recovery:?}");
         world.check();
@@ -264,7 +268,7 @@ proptest! {
                     let mut picked: Vec<MemoryId> = picks.iter().map(|pick| *pick.get(&ids)).collect();
                     picked.sort_unstable();
                     picked.dedup();
-                    let _ = world.delete(picked);
+                    let _ = world.delete(&picked);
                 }
                 Step::Snapshot => {
                     let _ = world.snapshot();
@@ -320,7 +324,7 @@ fn snapshots_refer_to_payloads_and_sparse_segments_are_compacted_and_removed() {
     let mut ids: Vec<MemoryId> = world.expected.keys().copied().collect();
     ids.sort_unstable_by_key(|id| position_of(*id));
     let removed: Vec<MemoryId> = ids.into_iter().enumerate().filter(|(at, _)| at % 4 != 0).map(|(_, id)| id).collect();
-    world.delete(removed).unwrap();
+    world.delete(&removed).unwrap();
     world.work(60);
     assert!(world.store().partitions().arena.payloads.usage().compacted_bytes > 20_000);
     assert!(world.segments().len() >= full, "kept snapshots still refer to them");
@@ -400,10 +404,7 @@ fn a_backup_has_all_payloads_and_restores_into_an_empty_store() {
     let mut restored = World { expected: world.expected.clone(), ..World::new(empty) };
     restored.open().unwrap();
     restored.check();
-    assert_eq!(
-        restored.store().partitions().digest().unwrap(),
-        world.store().partitions().digest().unwrap()
-    );
+    assert_eq!(restored.store().partitions().digest().unwrap(), world.store().partitions().digest().unwrap());
     // Its own snapshots refer to its own segments, and only a backup can be restored.
     restored.snapshot().unwrap();
     restored.store = None;
@@ -412,4 +413,63 @@ fn a_backup_has_all_payloads_and_restores_into_an_empty_store() {
     let other: Arc<dyn crate::Disk> = Arc::new(SimDisk::new(4));
     let refused = restore::install(&other, ClusterId(7), options().shape, &restored.disk, |_| true).unwrap_err();
     assert!(refused.to_string().contains("restore from a backup"), "{refused}");
+}
+
+/// Fills a store, so that payloads exceed the cache, and reads all of them at random twice. Returns the most bytes of memory that the
+/// partitions used.
+fn fill_and_read(total: u64, item: usize, cache: u64) -> u64 {
+    let folder = tempfile::tempdir().unwrap();
+    let shape = Shape { partitions: 1, law: Law::Linear, features: FeatureShape::NONE };
+    let mut options = Options::new(ClusterId(7), shape, Settings::default());
+    options.wal.durability = crate::Durability::Replicated;
+    options.payload_cache_bytes = cache;
+    let disk = Arc::new(crate::FileDisk::new(folder.path()).unwrap());
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let (mut store, _) = Store::open(disk, clock, Box::new(Cpu::new(1)), options).unwrap();
+    store.activate(vec![(P, Term(1))], |_| {});
+    store.turn().unwrap();
+    let write = |store: &mut Store, command| {
+        let answer = Arc::new(Mutex::new(None));
+        let slot = Arc::clone(&answer);
+        store.write(vec![(P, Record::bare(Command::Buffer(command)))], move |mut it| *slot.lock() = it.pop());
+        store.turn().unwrap();
+        let answer = answer.lock().take();
+        answer.unwrap().unwrap().reply.into_result().unwrap()
+    };
+    let limits = Limits { capacity: 1 << 30, share: 1 << 30, remover: Remover::Refuse, max_reuse: 0 };
+    write(&mut store, BufferCommand::Define { group: None, name: "b".into(), definition: b"d".to_vec(), limits });
+    let (items, mut handles_of, mut most) = (total / item as u64, Vec::new(), 0);
+    for seed in 0..items {
+        let payloads = [payload(seed, item)].iter().collect::<Blobs>();
+        let append = BufferCommand::Append { buffer: buffer(), from: 0, weights: vec![1], payloads };
+        handles_of.push(write(&mut store, append).first.unwrap());
+        most = most.max(store.partitions().bytes());
+    }
+    for read in 0..2 * items {
+        let seed = mix64(read) % items;
+        let id = handles_of[seed as usize];
+        let found = store.partitions().get(id).unwrap().unwrap();
+        assert!(found.payload == payload(seed, item), "item {seed}");
+        most = most.max(store.partitions().bytes());
+    }
+    assert!(store.stats().payload_disk_bytes >= total && store.stats().payload_live_bytes >= total);
+    most
+}
+
+#[test]
+fn payloads_of_64_mib_need_a_cache_of_4_mib() {
+    let most = fill_and_read(64 << 20, 32 << 10, 4 << 20);
+    assert!(most < 7 << 20, "{most} bytes");
+}
+
+#[test]
+#[ignore = "full: writes and reads 5 GB"]
+fn payloads_of_5_gb_need_128_mib_of_memory() {
+    let most = fill_and_read(5_000_000_000, 64 << 10, 64 << 20);
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak_kib: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    println!("{} MiB in partitions, {} MiB resident at most", most >> 20, peak_kib >> 10);
+    assert!(most < 80 << 20, "{most} bytes in partitions");
+    assert!(peak_kib < 128 << 10, "{peak_kib} KiB resident");
 }

@@ -8,8 +8,8 @@ use engram_memory::{
 };
 use engram_store::peer::{Envelope, Message, Proposal};
 use engram_store::{
-    Clock as _, CommittedWrite, ConfirmError, Disk as _, Durability, ManualClock, Options, Peers, ReplicaPosition, SimDisk, Store,
-    WriteError,
+    Clock as _, CommittedWrite, ConfirmError, Disk as _, Durability, ManualClock, Options, Peers, ReplicaPosition,
+    SimDisk, Store, WriteError,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
