@@ -34,10 +34,11 @@ const TERM: Term = Term(3);
 fn main() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let state = State::make();
-    let seeds: [(&str, Vec<Vec<u8>>); 13] = [
+    let seeds: [(&str, Vec<Vec<u8>>); 14] = [
         ("wal_record", records(&state)),
         ("wal_segment_recover", logs(&state)),
         ("snapshot_manifest", snapshots(&state)),
+        ("payload_segment", payloads()),
         ("replication_frame", frames(&state)),
         ("public_requests", requests()),
         ("heartbeat", heartbeats()),
@@ -244,6 +245,20 @@ fn buffers() -> Vec<Vec<u8>> {
         with_kind(1, &item),
         with_kind(2, &append.encode_to_vec()),
         with_kind(3, &commands.collect::<Vec<u8>>()),
+    ]
+}
+
+/// One change of a payload segment each: a flipped bit in head and payload, a cut, appended bytes, another file, none.
+fn payloads() -> Vec<Vec<u8>> {
+    let change = |kind: u8, at: u32, rest: &[u8]| [&[kind][..], &at.to_le_bytes(), rest].concat();
+    vec![
+        change(0, 100, &[]),
+        change(0, 9_000, &[]),
+        change(1, 300, &[]),
+        change(2, 0, b"\x03\x00abc"),
+        change(3, 0, b"\x03\x00abc"),
+        change(4, 0, &[]),
+        Vec::new(),
     ]
 }
 

@@ -15,6 +15,7 @@ mod events;
 mod heartbeats;
 mod input;
 mod objects;
+mod payloads;
 mod pods;
 mod replication;
 mod requests;
@@ -46,10 +47,11 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "wal_record", run: wal::record },
     Target { name: "wal_segment_recover", run: wal::recover },
     Target { name: "snapshot_manifest", run: snapshot::manifest },
+    Target { name: "payload_segment", run: payloads::segment },
     Target { name: "replication_frame", run: replication::frame },
     Target { name: "public_requests", run: requests::public },
     Target { name: "heartbeat", run: heartbeats::heartbeat },

@@ -3,7 +3,7 @@
 use super::Buffers;
 use super::catalog::{self, Definition, unknown};
 use super::convert::{invalid, now_ms};
-use super::rows::Selection;
+use super::rows::{ANSWER_BYTES, Selection};
 use crate::engine::device_problem;
 use engram_memory::buffer::{Buffer, BufferCommand, MAX_LISTED, Placement, Position, position_of};
 use engram_memory::{Command, Group, MemoryId, PartitionId, Record, partition_of};
@@ -82,6 +82,7 @@ impl Buffers {
             _ => Some(self.shared.buffers.one_batch.lock().await),
         };
         let (group, oldest) = (definition.buffer.group, request.oldest_version);
+        let counts_uses = definition.spec.max_reuse > 0;
         let plans = request.partitions;
         let drawn = self.shared.engine.read_leased(partitions, move |store| {
             let mut ids: Vec<MemoryId> = Vec::new();
@@ -100,14 +101,23 @@ impl Buffers {
                 }
             }
             let mut batch = selection.read(store, &ids)?;
+            if counts_uses && selection.lacks_columns(&batch) {
+                return Ok(None);
+            }
             // An item that was removed after the plan has no row.
             let missing: Vec<u64> = batch.missing.clone();
             let keep = |index: &usize| !missing.contains(&ids[*index].0);
             batch.draws = (0..ids.len()).filter(keep).map(|index| draws[index]).collect();
             batch.drawn_priorities = (0..ids.len()).filter(keep).map(|index| priorities[index]).collect();
-            Ok::<_, engram_kernels::Error>((batch, sampled))
+            Ok::<_, engram_kernels::Error>(Some((batch, sampled)))
         });
-        let (batch, sampled) = drawn.await?.map_err(|error| device_problem(&error))?;
+        let drawn = drawn.await?.map_err(|error| device_problem(&error))?;
+        let (batch, sampled) = drawn.ok_or_else(|| {
+            // The fields of items that are used up cannot be read later.
+            invalid(format!(
+                "count: items of more than {ANSWER_BYTES} bytes on one worker are not allowed in a buffer with max_reuse; allowed: fewer items, or fewer fields"
+            ))
+        })?;
         self.count_batch(&definition, sampled).await?;
         Ok(batch)
     }

@@ -10,6 +10,7 @@ mod declared;
 mod local;
 mod manage;
 mod metrics;
+mod pages;
 mod rows;
 mod sample;
 mod training;
@@ -20,6 +21,8 @@ pub(crate) use cluster::is_passing;
 pub(crate) use convert::command;
 pub(crate) use declared::follow_declarations;
 pub(crate) use metrics::BufferMetrics;
+
+use pages::Answer;
 
 use crate::service::{Memories, Plane};
 use crate::shared::Shared;
@@ -155,21 +158,21 @@ impl BufferService for Buffers {
         &self,
         request: Request<v1::SampleItemsRequest>,
     ) -> Result<Response<Self::SampleItemsStream>, Status> {
-        item_stream(Box::pin(self.sample(request.into_inner())).await)
+        self.answer(Box::pin(self.sample(request.into_inner())).await)
     }
 
     async fn get_items(&self, request: Request<v1::GetItemsRequest>) -> Result<Response<Self::GetItemsStream>, Status> {
         let request = request.into_inner();
         engram_proto::columns::check_rows(request.handles.len())
             .map_err(|invalid| Problem::from(invalid).into_status())?;
-        item_stream(self.shared.admission.run("GetItems", Box::pin(self.get(request))).await)
+        self.answer(self.shared.admission.run("GetItems", Box::pin(self.get(request))).await)
     }
 
     async fn consume_items(
         &self,
         request: Request<v1::ConsumeItemsRequest>,
     ) -> Result<Response<Self::ConsumeItemsStream>, Status> {
-        item_stream(Box::pin(self.consume(request.into_inner())).await)
+        self.answer(Box::pin(self.consume(request.into_inner())).await)
     }
 
     async fn list_items(
@@ -209,7 +212,11 @@ impl BufferService for Buffers {
 }
 
 impl Buffers {
-    async fn get(&self, request: v1::GetItemsRequest) -> Result<Vec<ItemBatch>, Problem> {
+    fn answer(&self, answer: Result<Answer, Problem>) -> Result<Response<Batches>, Status> {
+        answer.and_then(|answer| self.messages(answer)).map(Response::new).map_err(Problem::into_status)
+    }
+
+    async fn get(&self, request: v1::GetItemsRequest) -> Result<Answer, Problem> {
         let definition = self.definition(&request.buffer).await?;
         let selection = rows::Selection::new(definition, &request.fields, request.without_fields)?;
         let batch = match self.plane {
@@ -219,6 +226,6 @@ impl Buffers {
                 self.items(&selection, &handles).await?
             }
         };
-        selection.cut(batch)
+        Ok(Answer { selection, batch, is_sample: false })
     }
 }

@@ -16,6 +16,19 @@ const MESSAGE_BYTES: usize = 2 << 20;
 /// Bytes of an item in a message without tag and fields.
 const HEAD_BYTES: usize = 64;
 
+/// Bytes of fields that a worker reads for one call of another.
+pub(crate) const ANSWER_BYTES: usize = 8 << 20;
+/// Items read before these bytes are checked.
+const READ_ITEMS: usize = 16;
+
+/// Rows that are read.
+struct Rows {
+    batch: v1::ItemBatch,
+    /// Rows and bytes of each field.
+    data: Vec<(Vec<u32>, Vec<u8>)>,
+    bytes: usize,
+}
+
 /// Fields of the schema that a call returns.
 #[derive(Debug, Clone)]
 pub(crate) struct Selection {
@@ -43,11 +56,24 @@ impl Selection {
         self.fields.iter().map(|field| self.definition.schema.fields()[*field].name.clone()).collect()
     }
 
-    /// Reads items in the order of `ids`; those that do not exist, or are no items of the buffer, are in `missing`.
+    /// Reads items in the order of `ids`; those that do not exist, or are no items of the buffer, are in `missing`. Several items with more
+    /// than [`ANSWER_BYTES`] of fields have no columns.
     pub(crate) fn read(&self, store: &mut Partitions, ids: &[MemoryId]) -> Result<v1::ItemBatch, Error> {
+        let mut rows =
+            Rows { batch: v1::ItemBatch::default(), data: vec![Default::default(); self.fields.len()], bytes: 0 };
+        for piece in ids.chunks(if self.fields.is_empty() { ids.len().max(1) } else { READ_ITEMS }) {
+            self.read_some(store, piece, &mut rows)?;
+            if rows.bytes > ANSWER_BYTES && ids.len() > 1 {
+                return Self { fields: Vec::new(), ..self.clone() }.read(store, ids);
+            }
+        }
+        rows.batch.columns = self.columns(rows.data);
+        Ok(rows.batch)
+    }
+
+    fn read_some(&self, store: &mut Partitions, ids: &[MemoryId], rows: &mut Rows) -> Result<(), Error> {
         let spec = &self.definition.spec;
-        let mut batch = v1::ItemBatch::default();
-        let mut data: Vec<(Vec<u32>, Vec<u8>)> = vec![Default::default(); self.fields.len()];
+        let Rows { batch, data, bytes } = rows;
         let part = match self.fields.is_empty() {
             true => PayloadPart::Start(item::MAX_HEAD_BYTES as u32),
             false => PayloadPart::All,
@@ -66,14 +92,21 @@ impl Selection {
             batch.versions.push(head.version);
             batch.trajectories.push(head.trajectory);
             batch.tags.push(Bytes::copy_from_slice(head.tag));
-            for (field, (rows, data)) in self.fields.iter().zip(&mut data) {
+            *bytes += self.fields.iter().map(|field| ranges[*field].bytes.len()).sum::<usize>();
+            if *bytes > ANSWER_BYTES && batch.handles.len() > 1 {
+                return;
+            }
+            for (field, (rows, data)) in self.fields.iter().zip(data.iter_mut()) {
                 let range = &ranges[*field];
                 rows.extend(range.rows);
                 data.extend_from_slice(&fields[range.bytes.clone()]);
             }
-        })?;
-        batch.columns = self.columns(data);
-        Ok(batch)
+        })
+    }
+
+    /// Whether rows have no columns because of their size.
+    pub(crate) const fn lacks_columns(&self, batch: &v1::ItemBatch) -> bool {
+        !self.fields.is_empty() && !batch.handles.is_empty() && batch.columns.is_empty()
     }
 
     fn columns(&self, data: Vec<(Vec<u32>, Vec<u8>)>) -> Vec<v1::FieldColumn> {
@@ -104,7 +137,8 @@ impl Selection {
         ends
     }
 
-    /// Picks items of several batches, in this order. A batch has the columns of this selection.
+    /// Picks items of several batches, in this order. A batch has the columns of this selection; if one has none because of its size, the
+    /// result has none.
     pub(crate) fn merge(&self, batches: &[v1::ItemBatch], order: &[(usize, usize)]) -> Result<v1::ItemBatch, Problem> {
         let mut merged = v1::ItemBatch::default();
         for &(batch, row) in order {
@@ -114,6 +148,9 @@ impl Selection {
             merged.versions.push(batch.versions[row]);
             merged.trajectories.push(batch.trajectories[row]);
             merged.tags.push(batch.tags[row].clone());
+        }
+        if batches.iter().any(|batch| self.lacks_columns(batch)) {
+            return Ok(merged);
         }
         let mut data = Vec::with_capacity(self.fields.len());
         for index in 0..self.fields.len() {

@@ -5,6 +5,7 @@ use super::catalog::Definition;
 use super::cluster::{Patience, is_passing};
 use super::convert::{invalid, now_ms};
 use super::local::sort_by_age;
+use super::pages::Answer;
 use super::rows::Selection;
 use super::wait::{Waiting, Waits, limiter};
 use engram_memory::buffer::position_of;
@@ -44,10 +45,10 @@ struct Chosen {
 
 impl Buffers {
     /// Draws a batch.
-    pub(crate) async fn sample(&self, sample: v1::SampleItemsRequest) -> Result<Vec<v1::ItemBatch>, Problem> {
+    pub(crate) async fn sample(&self, sample: v1::SampleItemsRequest) -> Result<Answer, Problem> {
         let request = self.checked(sample).await?;
         let batch = self.sample_checked(&request).await?;
-        request.selection.cut(batch)
+        Ok(Answer { selection: request.selection, batch, is_sample: true })
     }
 
     /// Draws the items with these numbers, ascending, of the batch of a prioritized or uniform sampler.
@@ -57,7 +58,8 @@ impl Buffers {
         draws: Vec<u32>,
     ) -> Result<v1::ItemBatch, Problem> {
         let request = Request { draws: Some(draws), ..self.checked(sample).await? };
-        self.sample_checked(&request).await
+        let batch = self.sample_checked(&request).await?;
+        self.whole(Answer { selection: request.selection, batch, is_sample: true }).await
     }
 
     async fn sample_checked(&self, request: &Request) -> Result<v1::ItemBatch, Problem> {
@@ -257,7 +259,7 @@ impl Buffers {
     }
 
     /// Leases the oldest items that a consumer has not had.
-    pub(crate) async fn consume(&self, request: v1::ConsumeItemsRequest) -> Result<Vec<v1::ItemBatch>, Problem> {
+    pub(crate) async fn consume(&self, request: v1::ConsumeItemsRequest) -> Result<Answer, Problem> {
         let definition = self.definition(&request.buffer).await?;
         let selection = Selection::new(definition, &request.fields, request.without_fields)?;
         if request.count == 0 || u64::from(request.count) > MAX_COUNT {
@@ -280,7 +282,7 @@ impl Buffers {
             }
         };
         let batch = self.items(&selection, &leased).await?;
-        selection.cut(batch)
+        Ok(Answer { selection, batch, is_sample: false })
     }
 
     async fn lease_once(&self, request: &v1::ConsumeItemsRequest) -> Result<Result<Vec<MemoryId>, Waiting>, Problem> {

@@ -37,7 +37,10 @@ fn buffer() -> BufferRef {
 fn payload(seed: u64, length: usize) -> Vec<u8> {
     let mut payload = Vec::new();
     Head { version: seed, trajectory: seed % 3, tag: b"t" }.encode(&mut payload);
-    payload.extend((0..length as u64).map(|at| mix64(seed ^ at << 32) as u8));
+    let end = payload.len() + length;
+    let words = length.div_ceil(8) as u64;
+    payload.extend((0..words).flat_map(|at| mix64(seed ^ at << 32).to_le_bytes()));
+    payload.truncate(end);
     payload
 }
 
@@ -415,7 +418,7 @@ fn a_backup_has_all_payloads_and_restores_into_an_empty_store() {
     assert!(refused.to_string().contains("restore from a backup"), "{refused}");
 }
 
-/// Fills a store, so that payloads exceed the cache, and reads all of them at random twice. Returns the most bytes of memory that the
+/// Fills a store, so that payloads exceed the cache, and reads as many at random. Returns the most bytes of memory that the
 /// partitions used.
 fn fill_and_read(total: u64, item: usize, cache: u64) -> u64 {
     let folder = tempfile::tempdir().unwrap();
@@ -439,13 +442,15 @@ fn fill_and_read(total: u64, item: usize, cache: u64) -> u64 {
     let limits = Limits { capacity: 1 << 30, share: 1 << 30, remover: Remover::Refuse, max_reuse: 0 };
     write(&mut store, BufferCommand::Define { group: None, name: "b".into(), definition: b"d".to_vec(), limits });
     let (items, mut handles_of, mut most) = (total / item as u64, Vec::new(), 0);
-    for seed in 0..items {
-        let payloads = [payload(seed, item)].iter().collect::<Blobs>();
-        let append = BufferCommand::Append { buffer: buffer(), from: 0, weights: vec![1], payloads };
-        handles_of.push(write(&mut store, append).first.unwrap());
+    for first in (0..items).step_by(16) {
+        let payloads: Vec<Vec<u8>> = (first..items.min(first + 16)).map(|seed| payload(seed, item)).collect();
+        let (weights, payloads) = (vec![1; payloads.len()], payloads.iter().collect::<Blobs>());
+        let count = weights.len() as u64;
+        let append = BufferCommand::Append { buffer: buffer(), from: 0, weights, payloads };
+        handles_of.extend(handles(write(&mut store, append).first.unwrap(), count, 1));
         most = most.max(store.partitions().bytes());
     }
-    for read in 0..2 * items {
+    for read in 0..items {
         let seed = mix64(read) % items;
         let id = handles_of[seed as usize];
         let found = store.partitions().get(id).unwrap().unwrap();
