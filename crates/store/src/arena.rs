@@ -92,22 +92,14 @@ impl Arena {
         features: &[u8],
         payload: &[u8],
     ) -> Result<(), Error> {
-        let stored = self.read_payload(segment, slot, PayloadPart::All)?;
-        match stored {
-            Some(stored) if payload.is_empty() => {
-                let reference = self.columns.take_reference(slot);
-                self.columns.set_content(slot, features, &[]);
-                reference.into_iter().for_each(|reference| self.columns.set_reference(slot, reference));
-                if !features.is_empty() {
-                    self.columns.hash_payload(slot, &stored);
-                }
-            }
-            _ => {
-                if !payload.is_empty() {
-                    self.release_payload(segment, slot);
-                }
-                self.columns.set_content(slot, features, payload);
-            }
+        if !payload.is_empty() {
+            self.release_payload(segment, slot);
+        }
+        let needs_payload = !features.is_empty() && payload.is_empty();
+        let stored = if needs_payload { self.read_payload(segment, slot, PayloadPart::All)? } else { None };
+        self.columns.set_content(slot, features, payload);
+        if let Some(stored) = stored {
+            self.columns.hash_payload(slot, &stored);
         }
         Ok(())
     }

@@ -169,7 +169,7 @@ impl Columns {
         self.set_hash(slot, hash);
     }
 
-    /// Replaces features and payload unless empty, and their hash. The slot has no payload on disk.
+    /// Replaces features and payload unless empty, and their hash, which does not cover a payload on disk.
     pub(crate) fn set_content(&mut self, slot: Slot, features: &[u8], payload: &[u8]) {
         if !features.is_empty() {
             self.features_mut(slot).copy_from_slice(features);

@@ -2,7 +2,7 @@
 //! snapshot thread; and repairs damaged ones from another replica.
 //!
 //! There is no second copy of a payload on a disk, so a replica with a damaged one is rebuilt from its primary. A primary transfers
-//! its leadership to an in-sync replica first. Without another replica the damage is reported, and reads of the item fail.
+//! its leadership to an in-sync replica first. Without another replica the damage is reported once, and reads of the item fail.
 
 use super::{Source, StoredPayload};
 use crate::Error;
@@ -145,12 +145,16 @@ impl Store {
     /// Those of the disk.
     pub(crate) fn repair_payloads(&mut self) -> Result<(), Error> {
         for (partition, what) in self.partitions.arena.payloads.take_damages() {
+            let damaged = &mut self.background.payload_scrub.damaged;
+            if damaged.contains_key(&partition) {
+                continue;
+            }
             stats::add(&self.shared.damaged_payloads, 1);
             *self.shared.damage.write() = Some(format!("a payload of partition {partition} is damaged: {what}"));
-            if self.options.replication.replicas > 1 {
-                let damaged = DamagedReplica { what, retry_ms: 0 };
-                self.background.payload_scrub.damaged.entry(partition).or_insert(damaged);
-            }
+            damaged.insert(partition, DamagedReplica { what, retry_ms: 0 });
+        }
+        if self.options.replication.replicas <= 1 {
+            return Ok(());
         }
         let due: Vec<PartitionId> = self.background.payload_scrub.damaged.keys().copied().collect();
         due.into_iter().try_for_each(|partition| self.repair_replica(partition))
