@@ -282,7 +282,8 @@ impl Memories {
                         let mut next = before;
                         loop {
                             let part = columns.payload_part();
-                            next = partitions.scan_parts(partition, next, rows, part, |memory| batches.push(&memory))?;
+                            next =
+                                partitions.scan_parts(partition, next, rows, part, |memory| batches.push(&memory))?;
                             if next.is_none() || batches.is_page() {
                                 return Ok((batches.finish(), next));
                             }
@@ -367,7 +368,7 @@ fn forwarded(rows: &[engram_client::Memory]) -> impl Iterator<Item = &[engram_cl
     let mut rest = rows;
     std::iter::from_fn(move || {
         let mut bytes = 0;
-        let fits = |row: &engram_client::Memory| {
+        let mut fits = |row: &engram_client::Memory| {
             bytes += row.payload.len();
             bytes <= FORWARDED_BYTES
         };
@@ -377,7 +378,6 @@ fn forwarded(rows: &[engram_client::Memory]) -> impl Iterator<Item = &[engram_cl
         (!page.is_empty()).then_some(page)
     })
 }
-
 
 /// Pages of a read by id: of the memories here, then those of other workers.
 struct GetPages {

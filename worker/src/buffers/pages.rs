@@ -6,7 +6,7 @@
 use super::rows::{ANSWER_BYTES, Selection};
 use super::{Batches, Buffers};
 use engram_memory::MemoryId;
-use engram_proto::v1::{self, ItemBatch, Problem, ProblemKind};
+use engram_proto::v1::{ItemBatch, Problem, ProblemKind};
 use futures::stream::{StreamExt as _, try_unfold};
 
 /// Rows of the first page.
@@ -39,7 +39,7 @@ impl Buffers {
         let pages = Pages { buffers: self.clone(), answer, start: 0, rows: FIRST_ROWS };
         let messages = try_unfold(pages, |mut pages| async move {
             let page = pages.next().await.map_err(Problem::into_status)?;
-            Ok(page.map(|page| (futures::stream::iter(page.into_iter().map(Ok)), pages)))
+            Ok::<_, tonic::Status>(page.map(|page| (futures::stream::iter(page.into_iter().map(Ok)), pages)))
         });
         Ok(futures::TryStreamExt::try_flatten(messages).boxed())
     }
@@ -86,7 +86,7 @@ impl Pages {
             let text = "items were removed while they were read";
             return Err(Problem::of(ProblemKind::Unavailable, text).retry_after(10));
         }
-        let mut page = v1::ItemBatch { weights: batch.weights.get(rows).unwrap_or_default().to_vec(), ..page };
+        let mut page = ItemBatch { weights: batch.weights.get(rows).unwrap_or_default().to_vec(), ..page };
         if is_first {
             page.missing.extend(&batch.missing);
         }
