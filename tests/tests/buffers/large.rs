@@ -19,7 +19,7 @@ fn blobs(blobs: &[Vec<u8>]) -> Items {
 fn items_of_4_mib_survive_a_killed_worker_and_re_replication() {
     let extra = "  replicationFactor: 2\n  partitions: 4\n  capacity:\n    memories: 1000\n    payloadCache: 8Mi\n";
     let mut cluster = Cluster::up(&cluster_manifest("large", 3, extra));
-    let (buffer, handles) = cluster.client(async |client| {
+    let handles = cluster.client(async |client| {
         let field = Field { name: "blob".into(), dtype: DType::UInt8, shape: vec![], jagged: true };
         let buffer = client.create_buffer(&BufferSpec::new("blobs", vec![field], 1_000)).await.unwrap();
         let refused = buffer.append(blobs(&[vec![0; 4 << 20]])).await.unwrap_err().to_string();
@@ -29,13 +29,14 @@ fn items_of_4_mib_survive_a_killed_worker_and_re_replication() {
             let items: Vec<Vec<u8>> = (first..first + 5).map(large).collect();
             handles.extend(buffer.append(blobs(&items)).await.unwrap().handles);
         }
-        (buffer, handles)
+        handles
     });
     let pid = wait_for("the victim to be running", DEADLINE, || cluster.worker(1));
     cluster.kill(pid);
     cluster.wait_for_restart(1, pid);
     cluster.wait_until_ready();
-    cluster.client(async |_| {
+    cluster.client(async |client| {
+        let buffer = client.buffer("blobs").await.unwrap();
         let found = buffer.get(&handles, Fields::All).await.unwrap();
         let column = found.column("blob").unwrap();
         let mut rest = &column.data[..];
