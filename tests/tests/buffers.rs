@@ -175,10 +175,12 @@ async fn refusals(client: &Client, buffer: &Buffer) {
     let priority = wrong(&|items| items.priorities[1] = f64::NAN).await;
     assert!(priority.contains("priorities[1]: NaN is not allowed"), "{priority}");
     let large = wrong(&|items| {
+        let tokens = vec![0; 4_400_000];
         items.columns[1] =
-            Column { rows: Some(vec![40_000, 0]), ..Column::new("tokens", DType::UInt16, vec![], vec![0; 80_000]) };
+            Column { rows: Some(vec![2_200_000, 0]), ..Column::new("tokens", DType::UInt16, vec![], tokens) };
     });
-    assert!(large.await.contains("item 0: 80029 bytes are not allowed; allowed: at most 65536"));
+    let large = large.await;
+    assert!(large.contains("bytes are not allowed; allowed: at most 4194304"), "{large}");
     let field = buffer.sample(Sample { fields: Fields::named(["x"]), ..prioritized(1, 0) }).await.unwrap_err();
     assert!(field.to_string().contains("field \"x\" does not exist"), "{field}");
     let other = BufferSpec { fields: fields()[..1].to_vec(), ..buffer.spec().clone() };
