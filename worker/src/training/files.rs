@@ -194,47 +194,6 @@ mod tests {
         trainer.checkpoint(1, 1, BTreeMap::new()).unwrap()
     }
 
-    /// Child process of the test below: writes checkpoints until it is killed.
-    #[test]
-    fn writes_checkpoints_until_killed() {
-        let Some(state) = std::env::var_os(KILLED_VARIABLE) else { return };
-        let folder = CheckpointFolder::new(Path::new(&state), RunId(7), 5, 2);
-        let model = ModelFiles { yaml: "inputs: 3\n".into(), python: String::new() };
-        let first = folder.latest().map_or(1, |(step, _)| step + 1);
-        (first..).for_each(|step| folder.write(step, &checkpoint(), &model).unwrap());
-    }
-
-    const KILLED_VARIABLE: &str = "ENGRAM_TEST_CHECKPOINTS";
-
-    #[test]
-    fn latest_loads_after_kills_at_any_instant_of_a_save() {
-        let state = tempfile::tempdir().unwrap();
-        let folder = CheckpointFolder::new(state.path(), RunId(7), 5, 2);
-        let begun = std::time::Instant::now();
-        let (mut kills, mut newest) = (0_u64, 0);
-        while kills < 200 && begun.elapsed() < std::time::Duration::from_secs(3) {
-            let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "training::files::tests::writes_checkpoints_until_killed"])
-                .env(KILLED_VARIABLE, state.path())
-                .stdout(std::process::Stdio::null())
-                .stderr(std::process::Stdio::null())
-                .spawn()
-                .unwrap();
-            // It is somewhere in one of its saves, at another instant each time.
-            while !folder.steps().last().is_some_and(|step| *step > newest) && begun.elapsed().as_secs() < 60 {
-                std::thread::sleep(std::time::Duration::from_micros(200));
-            }
-            std::thread::sleep(std::time::Duration::from_micros(kills * 7_919 % 3_000));
-            child.kill().unwrap();
-            child.wait().unwrap();
-            let (step, found) = folder.latest().expect("LATEST loads");
-            assert!(step >= newest, "step {step} after {newest}");
-            found.verify().unwrap();
-            (kills, newest) = (kills + 1, step);
-        }
-        assert!(kills > 5 && newest > 5, "{kills} kills, step {newest}");
-    }
-
     #[test]
     fn latest_names_a_complete_checkpoint_and_a_damaged_one_is_skipped() {
         let state = tempfile::tempdir().unwrap();
