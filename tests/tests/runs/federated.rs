@@ -179,7 +179,11 @@ fn train_on_device(cluster: &Cluster) {
     let file = cluster.file("device.yaml", manifest("device", 1, "").replace(&one, "population: 1, perRound: 1"));
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let state = cluster.folder().join("device").display().to_string();
-    let edge = ["edge", "--run", "device", "--client", "car", "--state", &state, "--updates", "1", "--", "sh", "-c"];
+    // What the harness appends are arguments of the program.
+    let endpoints = cluster.endpoints().expect("the cluster is running");
+    let address = endpoints["workers"][0]["client"].as_str().expect("a worker has an address");
+    let named = ["edge", "--run", "device", "--client", "car", "--state", &state, "--endpoint", address];
+    let edge = [&named[..], &["--updates", "1", "--", "sh", "-c"]].concat();
     cluster.engram(&[&edge[..], &["exit 3"]].concat()).fails_with(1, &["training program failed"]);
     let train =
         "grep -q '\"version\": 0' task.json && cp model.f32 trained.f32 && echo '{\"samples\": 7}' > result.json";
