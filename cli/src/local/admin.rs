@@ -68,7 +68,7 @@ pub(crate) async fn snapshot(
     let call = async {
         let mut client = AdminServiceClient::new(channel(admin, Role::Worker).await?)
             .max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
-        let mut request = tonic::Request::new(v1::CreateSnapshotRequest { folder, owner_key });
+        let mut request = Request::new(v1::CreateSnapshotRequest { folder, owner_key });
         if let Some(trace) = engram_trace::current().and_then(|context| context.to_string().parse().ok()) {
             request.metadata_mut().insert(engram_proto::TRACE_KEY, trace);
         }

@@ -288,7 +288,7 @@ mod tests {
         .into_iter()
         .zip(0..)
         .map(|(body, at)| {
-            let trace = (at == 3).then(|| engram_trace::Context { trace: 5, span: 6, flags: 1 });
+            let trace = (at == 3).then_some(engram_trace::Context { trace: 5, span: 6, flags: 1 });
             Envelope { partition: PartitionId(at % PARTITIONS), body, trace }
         })
         .collect()
@@ -336,7 +336,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert!(refused(digest, 8).contains("state_chunk.digest: 5"));
-        let foreign = v1::PeerMessage { partition: PARTITIONS, message: None };
+        let foreign = v1::PeerMessage { partition: PARTITIONS, message: None, ..v1::PeerMessage::default() };
         assert!(decode(foreign, PARTITIONS).unwrap_err().to_string().contains("partition: 8"));
         assert!(decode(v1::PeerMessage::default(), PARTITIONS).unwrap_err().to_string().contains("message: none"));
     }
