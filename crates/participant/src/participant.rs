@@ -34,6 +34,9 @@ pub enum Next {
     Ended(String),
 }
 
+/// Digest and parameters of a model.
+type CachedModel = (Vec<u8>, Arc<Vec<f32>>);
+
 /// A client of a run.
 #[derive(Debug)]
 pub struct Participant {
@@ -41,7 +44,7 @@ pub struct Participant {
     caller: v1::FederatedCaller,
     keys: ClientKeys,
     /// The newest model by its digest: a version is downloaded once.
-    cached: Mutex<Option<(Vec<u8>, Arc<Vec<f32>>)>>,
+    cached: Mutex<Option<CachedModel>>,
 }
 
 impl Participant {

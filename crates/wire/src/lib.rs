@@ -213,7 +213,8 @@ pub fn map_state_from_proto(report: &v1::ReportMapStateRequest) -> Result<MapSta
 
 /// Returns the trace of the failover from a process, on which workers and coordinators agree.
 pub fn failover_trace(cluster: ClusterId, dead: &Member) -> engram_trace::Context {
-    let subject = [&cluster.0.to_be_bytes()[..], &dead.store.0.to_be_bytes(), &dead.incarnation.0.to_be_bytes()].concat();
+    let subject =
+        [&cluster.0.to_be_bytes()[..], &dead.store.0.to_be_bytes(), &dead.incarnation.0.to_be_bytes()].concat();
     engram_trace::Context::of("failover", &subject)
 }
 
@@ -227,4 +228,3 @@ pub fn step_trace(run: RunId, submitted_ms: u64, step: u64) -> engram_trace::Con
     let subject = [&run.0.to_be_bytes()[..], &submitted_ms.to_be_bytes(), &step.to_be_bytes()].concat();
     engram_trace::Context::of("training step", &subject)
 }
-

@@ -67,7 +67,7 @@ fn fields_that_do_not_go_together_are_refused_with_the_rule() {
     let columns = |names: &str| with(&format!("columns: {{ {names} }}"));
     let rows = [
         (run("kind: Memory"), "spec.kind"),
-        (source("git: {}", ", federated: {}"), "spec.federated"),
+        (source("git: {}", ", fisher: {}"), "spec.fisher"),
         (run("kind: Memory, memory: {}"), "spec.memory.source"),
         (source("", ""), "spec.memory.source"),
         (source("git: {}, synthetic: {}", ""), "spec.memory.source"),

@@ -5,6 +5,9 @@ use super::page::{Chart, Page, Section};
 use crate::report::Ink;
 use crate::run::{FederatedRow, FederatedState};
 
+/// Name, color and points of a line of a chart.
+type Line = (&'static str, Ink, Vec<(f64, f64)>);
+
 /// Renders the page of a Federated run: result, figures, the course of loss, participation and privacy, and the clients.
 ///
 /// # Errors
@@ -20,7 +23,7 @@ pub fn federated_page(
         let points = state.history.iter().filter_map(|row| Some((row.version as f64, value(row)?)));
         points.collect::<Vec<(f64, f64)>>()
     };
-    let section = |title: &str, caption: &str, lines: Vec<(&str, Ink, Vec<(f64, f64)>)>| {
+    let section = |title: &str, caption: &str, lines: Vec<Line>| {
         let is_drawn = lines.iter().any(|(.., points)| points.len() > 1);
         let lines = lines.into_iter().map(|(name, ink, points)| (name.to_owned(), ink, points)).collect();
         Section {

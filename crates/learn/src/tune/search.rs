@@ -119,15 +119,14 @@ pub fn tune(history: &History, options: &TuneOptions, progress: impl Fn(u64, u64
         // Every candidate learns the whole first part where that is as short.
         if length < split {
             let part = split - length..split;
-            candidates = search.best(candidates, part.clone(), part.start + length / 3, HALVING);
+            candidates = search.best(&candidates, part.clone(), part.start + length / 3, HALVING);
         }
     }
-    candidates = search.best(candidates, 0..split, skip, usize::MAX);
+    candidates = search.best(&candidates, 0..split, skip, usize::MAX);
     let refined = refine(candidates[0], history, options);
     let tried = tried + refined.len();
-    let tuned =
-        search.best([candidates[0], options.current].into_iter().chain(refined).collect(), 0..split, skip, usize::MAX)
-            [0];
+    let near: Vec<Candidate> = [candidates[0], options.current].into_iter().chain(refined).collect();
+    let tuned = search.best(&near, 0..split, skip, usize::MAX)[0];
     let (tuned_hits, current_hits) =
         (|range, from| search.rates(tuned, range, from), |range, from| search.rates(options.current, range, from));
     let judge = |range: Range<usize>, from: usize| {
@@ -215,7 +214,7 @@ impl<'a, P: Fn(u64, u64) + Sync> Search<'a, P> {
 
     /// Returns the best candidates first, one of `keep` of them, at least three; ties keep their order. The first candidate, the current
     /// settings, is always kept.
-    fn best(&self, candidates: Vec<Candidate>, epochs: Range<usize>, scored: usize, keep: usize) -> Vec<Candidate> {
+    fn best(&self, candidates: &[Candidate], epochs: Range<usize>, scored: usize, keep: usize) -> Vec<Candidate> {
         let score = |candidate: &Candidate| {
             let hits = hits(self.history, epochs.clone(), scored, *candidate, &self.top_k);
             let events: usize = self.history.epochs()[epochs.clone()].iter().map(Vec::len).sum();

@@ -89,7 +89,7 @@ fn a_candidate_learns_by_the_law_of_the_store() {
 fn the_newest_epochs_are_kept_within_the_limit_of_events() {
     let epochs = noise(100);
     let mut read = 0;
-    let mut source = Listed(epochs.clone().into_iter(), 0);
+    let mut source = Listed(epochs.into_iter(), 0);
     let history = History::read(&mut source, 30, |done, _| read = done).unwrap().unwrap();
     assert_eq!((history.len(), history.events(), history.skipped_epochs(), read), (10, 30, 90, 100));
     let last: Vec<usize> = history.epochs().iter().map(Vec::len).collect();

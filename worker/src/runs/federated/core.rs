@@ -190,7 +190,7 @@ impl Core {
                             v1::ExchangeMasksResponse { complete: true, ..v1::ExchangeMasksResponse::default() };
                         self.later(reply, Ok(answer));
                     }
-                    Ok(client) => self.masks.exchange(client, message, reply, now_millis()),
+                    Ok(client) => self.masks.exchange(client, &message, reply, now_millis()),
                     Err(denial) => self.later(reply, Err(denial)),
                 }
             }

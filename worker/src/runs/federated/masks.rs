@@ -217,7 +217,7 @@ impl Masks {
     }
 
     /// Takes a message of a client, and lets it wait for the next one of the server.
-    pub(super) fn exchange(&mut self, client: u64, request: v1::ExchangeMasksRequest, reply: Reply, now: u64) {
+    pub(super) fn exchange(&mut self, client: u64, request: &v1::ExchangeMasksRequest, reply: Reply, now: u64) {
         let task = request.task;
         let Some(cohort) = self.cohort.as_mut().filter(|cohort| cohort.tasks.get(&client) == Some(&task)) else {
             return self.refused.push((reply, Refusal::LeaseExpired.into()));

@@ -240,7 +240,7 @@ impl FederatedDriver {
                 _ = requests.recv_many(&mut batch, BATCH) => {}
                 () = tokio::time::sleep(core.time_to_deadline().min(TICK)) => {}
             }
-            core.handle(batch.drain(..).collect());
+            core.handle(std::mem::take(&mut batch));
             core.write_state().await?;
             core.send_answers();
             while let Some(step) = core.aggregate_next().await? {
