@@ -74,7 +74,9 @@ def _message(task: Task, node_id: int) -> Any:
         ttl=task.lease_seconds,
         message_type="train",
     )
-    return Message(content=content, metadata=metadata)
+    # Its declared overloads leave out the metadata, which a message to a running node has.
+    create: Any = Message
+    return create(content=content, metadata=metadata)
 
 
 def _result(reply: Any, task: Task) -> tuple[Model, int, float | None]:
