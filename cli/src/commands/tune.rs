@@ -140,7 +140,7 @@ async fn read_history(options: SourceOptions, context: &Context) -> anyhow::Resu
 }
 
 async fn search(history: History, options: TuneOptions, context: &Context) -> anyhow::Result<Tuning> {
-    let (epochs, memories) = (count(history.len() as u64), count(history.memories() as u64));
+    let (epochs, memories) = (count(history.len() as u64), count(history.distinct_memories() as u64));
     context.output.note(format!(
         "searching over {epochs} epochs, {} events, {memories} memories",
         count(history.events() as u64)

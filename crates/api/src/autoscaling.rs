@@ -9,7 +9,7 @@ use crate::quantity::Duration;
 words! {
     /// Who changes the number of workers.
     pub enum AutoscalingMode {
-        /// Nobody: the operator publishes what it would decide.
+        /// The user: the operator only publishes what it would decide.
         DryRun,
         /// An autoscaler outside, such as KEDA or a HorizontalPodAutoscaler, to which the operator offers its decision.
         External,

@@ -71,7 +71,7 @@ impl Arena {
     pub(crate) fn store_payload(&mut self, segment: SegmentId, slot: Slot, payload: &[u8]) {
         self.release_payload(segment, slot);
         let partition = PartitionId(segment);
-        let reference = Reference::of(payload, self.payloads.append(partition, payload));
+        let reference = Reference::of(payload, self.payloads.write(partition, payload));
         self.payloads.retain(partition, &reference);
         self.columns.set_reference(slot, reference);
         self.columns.hash_payload(slot, payload);

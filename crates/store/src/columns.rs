@@ -95,7 +95,7 @@ impl Columns {
         self.ids.set(to, self.ids.get(from));
         self.keys.relocate(from, to);
         self.payloads.relocate(from, to);
-        if let Some(reference) = self.references.take(from) {
+        if let Some(reference) = self.references.remove(from) {
             self.references.set(to, reference);
         }
         if let Some(content) = &mut self.content {
@@ -155,7 +155,7 @@ impl Columns {
 
     /// Removes and returns the reference to a payload on disk.
     pub(crate) fn take_reference(&mut self, slot: Slot) -> Option<Reference> {
-        self.references.take(slot)
+        self.references.remove(slot)
     }
 
     /// Sets the reference to a payload on disk; the content hash does not change.

@@ -131,7 +131,7 @@ impl Partitions {
     /// The device failed.
     pub fn export(&mut self, id: PartitionId) -> Result<Option<Content>, Error> {
         let Some(partition) = self.partitions.get(id.0 as usize).and_then(Option::as_ref) else { return Ok(None) };
-        self.arena.payloads.flush(id);
+        self.arena.payloads.write_buffered(id);
         let (arena, mut ledger) = (&mut self.arena, Vec::new());
         encode_ledger(&partition.ledger, &mut ledger);
         let mut chunks = Chunks::default();
@@ -292,7 +292,7 @@ impl<'a> Import<'a> {
     /// Adds a piece of the bytes of payloads.
     fn payload_bytes(&mut self, bytes: &[u8]) -> Result<(), ImportError> {
         let (partition, arena) = self.partitions.partition_mut(self.id);
-        self.payloads.take(bytes, |row, payload| {
+        self.payloads.add_piece(bytes, |row, payload| {
             let in_range = row < partition.count();
             if in_range {
                 arena.store_payload(partition.segment, partition.slot(row), payload);
@@ -383,7 +383,7 @@ pub(crate) struct PayloadRows {
 
 impl PayloadRows {
     /// Takes a piece; calls `each` with the row of each complete payload, which returns whether it exists.
-    pub(crate) fn take(
+    pub(crate) fn add_piece(
         &mut self,
         mut bytes: &[u8],
         mut each: impl FnMut(u32, &[u8]) -> bool,

@@ -165,7 +165,7 @@ impl IncomingTransfer {
     fn take_payloads(&mut self, bytes: &[u8], partitions: &mut Partitions, id: PartitionId) -> Result<(), ImportError> {
         let shape = partitions.features();
         let (chunks, payloads) = (&self.chunks, &mut self.payloads);
-        self.rows.take(bytes, |row, payload| {
+        self.rows.add_piece(bytes, |row, payload| {
             let Some(features) = features_of(chunks, row, shape.bytes()) else { return false };
             let content = content_hash(Some((shape.dtype, features)), payload);
             payloads.push(partitions.arena.payloads.receive(id, row, payload, content));
@@ -175,7 +175,7 @@ impl IncomingTransfer {
 
     /// Finishes the payloads; `false` if one is missing, or the disk does not take them.
     fn finish_payloads(&mut self, partitions: &mut Partitions, id: PartitionId) -> bool {
-        partitions.arena.payloads.flush(id);
+        partitions.arena.payloads.write_buffered(id);
         let mut sources = self.payloads.iter_mut().map(|payload| {
             let source = partitions.arena.payloads.source(id, &payload.reference);
             source.map(|source| payload.source = source).is_some()

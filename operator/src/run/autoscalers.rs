@@ -49,7 +49,7 @@ impl Autoscalers {
     }
 
     /// Removes clusters of a scope that are not in `present`.
-    pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
+    pub(super) fn retain_clusters(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
         self.running.lock().retain(|key, _| key.stays(scope, &present));
         self.published.lock().retain(|key, _| key.stays(scope, &present));
     }

@@ -120,7 +120,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
         context.metrics.keep_only(scope.as_deref(), present);
         context.events.keep_only(scope.as_deref(), present);
         context.epochs.keep_only(scope.as_deref(), present);
-        context.autoscalers.keep_only(scope.as_deref(), present);
+        context.autoscalers.retain_clusters(scope.as_deref(), present);
         context.statuses.keep_only(scope.as_deref(), present);
         context.lists.keep_only(scope.as_deref(), present);
         context.failures().retain(|key, _| key.stays(scope.as_deref(), present));

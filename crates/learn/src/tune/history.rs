@@ -81,7 +81,7 @@ impl History {
     }
 
     /// Returns the number of different memories.
-    pub const fn memories(&self) -> usize {
+    pub const fn distinct_memories(&self) -> usize {
         self.memories
     }
 

@@ -220,7 +220,7 @@ impl<'a, P: Fn(u64, u64) + Sync> Search<'a, P> {
             let events: usize = self.history.epochs()[epochs.clone()].iter().map(Vec::len).sum();
             let done = self.done.fetch_add(events as u64, Ordering::Relaxed) + events as u64;
             (self.progress)(done.min(self.total), self.total);
-            self.score(&hits)
+            self.relative_score(&hits)
         };
         let scores: Vec<f64> = candidates.par_iter().map(score).collect();
         let mut order: Vec<usize> = (0..candidates.len()).collect();
@@ -230,7 +230,7 @@ impl<'a, P: Fn(u64, u64) + Sync> Search<'a, P> {
     }
 
     /// Returns the mean over the lengths of the hits per place of the ranking, relative to the better baseline.
-    fn score(&self, hits: &[u64]) -> f64 {
+    fn relative_score(&self, hits: &[u64]) -> f64 {
         let each = hits.iter().zip(&self.top_k).zip(&self.better);
         // A baseline without a hit weighs like one with a hit in a million places.
         each.map(|((hits, k), better)| *hits as f64 / f64::from(*k) / better.max(1e-6)).sum()

@@ -107,7 +107,7 @@ pub(super) fn hits(
     top_k: &[u32],
 ) -> Vec<u64> {
     let (decay, rate, initial_weight) = candidate.units().expect("the search has checked the settings");
-    let mut memory = Memory::new(history.memories());
+    let mut memory = Memory::new(history.distinct_memories());
     let mut sums = vec![0; top_k.len()];
     for index in epochs {
         let epoch = &history.epochs()[index];

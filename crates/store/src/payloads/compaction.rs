@@ -74,7 +74,7 @@ impl Partitions {
         let Some(slot) = partition.find(arena, item) else { return Some(0) };
         let Some(&before) = arena.columns.reference(slot).filter(|it| it.segment == number) else { return Some(0) };
         let bytes = arena.payloads.read(id, &before).ok()?;
-        let (segment, offset) = arena.payloads.append(id, &bytes);
+        let (segment, offset) = arena.payloads.write(id, &bytes);
         let after = super::Reference { segment, offset, ..before };
         arena.payloads.release(id, &before);
         arena.payloads.retain(id, &after);

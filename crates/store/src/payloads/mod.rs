@@ -135,7 +135,7 @@ impl Payloads {
     }
 
     /// Appends a payload to the open segment of a partition. Nothing refers to it until [`Payloads::retain`].
-    pub(crate) fn append(&mut self, partition: PartitionId, bytes: &[u8]) -> (u32, u32) {
+    pub(crate) fn write(&mut self, partition: PartitionId, bytes: &[u8]) -> (u32, u32) {
         let Self { options, tables, cache, .. } = self;
         let table = tables.entry(partition.0).or_default();
         table.make_room(options, partition, bytes.len());
@@ -147,7 +147,7 @@ impl Payloads {
             segment.bytes = open.end();
         }
         if open.buffer.len() >= open.flush_at {
-            open.flush(&*options.disk);
+            open.write_out(&*options.disk);
         }
         if cache.accepts(bytes.len()) {
             cache.insert((partition.0, open.number, offset), Bytes::copy_from_slice(bytes));
@@ -157,7 +157,7 @@ impl Payloads {
 
     /// Appends a received payload, to which the state may refer later.
     pub(crate) fn receive(&mut self, partition: PartitionId, row: u32, bytes: &[u8], content: u128) -> StoredPayload {
-        let reference = Reference::of(bytes, self.append(partition, bytes));
+        let reference = Reference::of(bytes, self.write(partition, bytes));
         let file = |segment: &Segment| Source::File(Arc::clone(&segment.file));
         let segment = self.tables.get(&partition.0).and_then(|table| table.segments.get(&reference.segment));
         let source = segment.map(file).expect("it was appended to this segment");
@@ -257,10 +257,10 @@ impl Payloads {
     }
 
     /// Writes what is buffered of a partition.
-    pub(crate) fn flush(&mut self, partition: PartitionId) {
+    pub(crate) fn write_buffered(&mut self, partition: PartitionId) {
         let open = self.tables.get_mut(&partition.0).and_then(|table| table.open.as_mut());
         if let Some(open) = open.filter(|open| !open.buffer.is_empty()) {
-            open.flush(&*self.options.disk);
+            open.write_out(&*self.options.disk);
         }
     }
 
@@ -331,7 +331,7 @@ impl Table {
         let fits = |end: u32| end as usize <= HEAD_BYTES || end as usize + bytes <= options.segment_bytes as usize;
         if let Some(open) = &mut self.open {
             // Bytes that cannot be written keep their segment open.
-            let must_stay = |open: &mut Open| !open.buffer.is_empty() && !open.flush(&*options.disk);
+            let must_stay = |open: &mut Open| !open.buffer.is_empty() && !open.write_out(&*options.disk);
             if fits(open.end()) || must_stay(open) {
                 return;
             }
@@ -364,7 +364,7 @@ impl Open {
     }
 
     /// Writes the buffer; it stays if that fails.
-    fn flush(&mut self, disk: &dyn Disk) -> bool {
+    fn write_out(&mut self, disk: &dyn Disk) -> bool {
         match self.file.write(disk, self.flushed, &self.buffer) {
             Ok(()) => {
                 self.flushed += self.buffer.len() as u32;

@@ -71,7 +71,7 @@ impl References {
     }
 
     /// Removes and returns the reference of a slot.
-    pub(crate) fn take(&mut self, slot: Slot) -> Option<Reference> {
+    pub(crate) fn remove(&mut self, slot: Slot) -> Option<Reference> {
         let tile = self.tiles.get_mut(slot as usize / TILE)?.as_mut()?;
         let taken = std::mem::take(&mut tile[slot as usize % TILE]);
         Some(taken).filter(|reference| reference.length > 0)

@@ -170,7 +170,7 @@ impl RunGraph {
             let after = if run.depends_on.is_empty() {
                 String::new()
             } else {
-                format!("after {}", plan::describe(&run.depends_on))
+                format!("after {}", plan::dependency_list(&run.depends_on))
             };
             let what = match action {
                 Action::Keep => "unchanged",
@@ -243,7 +243,7 @@ impl<'a> Execution<'a> {
         let mut items = Vec::new();
         for index in graph.submissions.keys().copied() {
             let (run, state) = (&graph.runs[index], &states[index]);
-            let after = plan::describe(&run.depends_on);
+            let after = plan::dependency_list(&run.depends_on);
             table.row([run.name.as_str(), state.as_str(), after.as_str(), state.reason()]);
             let names: Vec<&str> = run.depends_on.iter().map(|on| on.run.as_str()).collect();
             items.push(

@@ -192,7 +192,7 @@ pub(super) fn advance(runs: &[PlannedRun], states: &mut [RunState]) -> (Vec<usiz
 }
 
 /// Describes the dependencies of a run: `load, train (ended)`.
-pub(super) fn describe(dependencies: &[RunDependency]) -> String {
+pub(super) fn dependency_list(dependencies: &[RunDependency]) -> String {
     let one = |on: &RunDependency| match on.condition {
         DependencyCondition::Complete => on.run.clone(),
         DependencyCondition::Ended => format!("{} (ended)", on.run),
