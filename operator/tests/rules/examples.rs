@@ -343,8 +343,8 @@ pub(crate) const ROWS: &[Row] = &[
     ),
     run(
         "spec.federated.deadline must be at most",
-        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"deadline":"8d"}}"#,
-        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"deadline":"7d"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"deadline":"169h"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"deadline":"168h"}}"#,
     ),
     run(
         "spec.federated.lease must be at least",
@@ -353,8 +353,8 @@ pub(crate) const ROWS: &[Row] = &[
     ),
     run(
         "spec.federated.lease must be at most",
-        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"lease":"8d"}}"#,
-        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"lease":"7d"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"lease":"169h"}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1},"lease":"168h"}}"#,
     ),
     run(
         "spec.geodesic.source must have exactly one",

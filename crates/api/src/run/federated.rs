@@ -31,14 +31,14 @@ pub struct FederatedRun {
     /// The clients of a round.
     pub clients: FederatedClients,
 
-    /// Time after which a round ends with the updates that it has, 1s to 7d. Not used by FedBuff.
+    /// Time after which a round ends with the updates that it has, 1s to 168h. Not used by FedBuff.
     #[serde(default = "default_deadline")]
-    #[schemars(extend("x-minimum" = "1s", "x-maximum" = "7d"))]
+    #[schemars(extend("x-minimum" = "1s", "x-maximum" = "168h"))]
     pub deadline: Duration,
 
-    /// Time within which a client trains and uploads, 1s to 7d; no longer than the rest of the round.
+    /// Time within which a client trains and uploads, 1s to 168h; no longer than the rest of the round.
     #[serde(default = "default_lease")]
-    #[schemars(extend("x-minimum" = "1s", "x-maximum" = "7d"))]
+    #[schemars(extend("x-minimum" = "1s", "x-maximum" = "168h"))]
     pub lease: Duration,
 
     /// Differential privacy of the clients; absent means none.
