@@ -22,6 +22,16 @@ const fn run(message: &'static str, refused: &'static str, taken: &'static str) 
 pub(crate) const ROWS: &[Row] = &[
     cluster("replicationFactor must", r#"{"workers":2,"replicationFactor":3}"#, r#"{"workers":1}"#),
     cluster(
+        "maxWorkers must not",
+        r#"{"workers":3,"autoscaling":{"minWorkers":3,"maxWorkers":2,"operationsPerWorker":1000}}"#,
+        r#"{"workers":3,"autoscaling":{"minWorkers":3,"maxWorkers":3,"operationsPerWorker":1000}}"#,
+    ),
+    cluster(
+        "autoscaling.minWorkers must",
+        r#"{"workers":3,"replicationFactor":2,"autoscaling":{"minWorkers":1,"maxWorkers":9,"operationsPerWorker":1}}"#,
+        r#"{"workers":3,"replicationFactor":2,"autoscaling":{"minWorkers":2,"maxWorkers":9,"operationsPerWorker":1}}"#,
+    ),
+    cluster(
         "ephemeral storage needs",
         r#"{"workers":3,"replicationFactor":1,"storage":{"ephemeral":true}}"#,
         r#"{"workers":3,"storage":{"ephemeral":true}}"#,
@@ -169,6 +179,16 @@ pub(crate) const ROWS: &[Row] = &[
         "spec.learning.initialWeight must",
         r#"{"workers":3,"learning":{"initialWeight":1e-10}}"#,
         r#"{"workers":3,"learning":{"initialWeight":1e-9}}"#,
+    ),
+    cluster(
+        "spec.autoscaling.interval must be at least",
+        r#"{"workers":3,"autoscaling":{"minWorkers":3,"maxWorkers":3,"operationsPerWorker":9,"interval":"9s"}}"#,
+        r#"{"workers":3,"autoscaling":{"minWorkers":3,"maxWorkers":3,"operationsPerWorker":9,"interval":"10s"}}"#,
+    ),
+    cluster(
+        "spec.autoscaling.interval must be at most",
+        r#"{"workers":3,"autoscaling":{"minWorkers":3,"maxWorkers":3,"operationsPerWorker":9,"interval":"61m"}}"#,
+        r#"{"workers":3,"autoscaling":{"minWorkers":3,"maxWorkers":3,"operationsPerWorker":9,"interval":"1h"}}"#,
     ),
     cluster("spec.restartGrace must", r#"{"workers":3,"restartGrace":"61s"}"#, r#"{"workers":3,"restartGrace":"1m"}"#),
     cluster(
