@@ -207,6 +207,11 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"metadata":{"name":"a-0"},"spec":{"workers":3}}"#,
     ),
     run(
+        "a run cannot depend on itself",
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"dependsOn":[{"run":"words"}]}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}},"dependsOn":[{"run":"load"}]}"#,
+    ),
+    run(
         "metadata.name must be at most",
         r#"{"metadata":{"name":"a123456789012345678901234567890123456789012345"},"spec":{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Memory","memory":{"source":{"synthetic":{}}}}"#,
@@ -440,6 +445,26 @@ pub(crate) const ROWS: &[Row] = &[
         "spec.geodesic.source.csv.path without input",
         r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"csv":{"path":"a.csv"}}}}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Geodesic","geodesic":{"source":{"csv":{"input":"data","path":"a.csv"}}}}"#,
+    ),
+    run(
+        "spec.replay.source.csv.file must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"csv":{"file":{"configMap":{"name":"c","key":"a.csv"},"path":"a.csv","input":"data"}}},"model":{"inputs":[{"field":"features","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"csv":{"file":{"configMap":{"name":"c","key":"a.csv"}}}},"model":{"inputs":[{"field":"features","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
+    ),
+    run(
+        "spec.replay.source.csv.file.input needs path",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"csv":{"file":{"configMap":{"name":"c","key":"a.csv"},"input":"data"}}},"model":{"inputs":[{"field":"features","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"csv":{"file":{"input":"data","path":"a.csv"}}},"model":{"inputs":[{"field":"features","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
+    ),
+    run(
+        "spec.replay.source.csv.file.path must stay inside",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"csv":{"file":{"input":"data","path":"../a.csv"}}},"model":{"inputs":[{"field":"features","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"csv":{"file":{"input":"data","path":"b/a.csv"}}},"model":{"inputs":[{"field":"features","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
+    ),
+    run(
+        "spec.replay.source.csv.file.path without input",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"csv":{"file":{"path":"a.csv"}}},"model":{"inputs":[{"field":"features","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"csv":{"file":{"input":"data","path":"a.csv"}}},"model":{"inputs":[{"field":"features","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
     ),
     run(
         "spec.fisher.data.csv.file must have exactly one",
