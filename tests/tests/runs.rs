@@ -6,6 +6,8 @@ mod algebra;
 mod faults;
 #[path = "runs/federated.rs"]
 mod federated;
+#[path = "runs/graph.rs"]
+mod graph;
 #[path = "runs/replay.rs"]
 mod replay;
 

@@ -109,6 +109,66 @@ fn runs_again(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Runs are created in the reverse of their order: each starts when those before it are complete, and ends when one of them fails.
+fn in_order(cluster: &Cluster) -> Result<()> {
+    let learns = |map: &str| {
+        let events =
+            json!({ "configMap": { "name": map, "key": "days.csv" }, "columns": { "key": "word", "epoch": "day" } });
+        json!({ "source": { "events": events }, "epochs": 2 })
+    };
+    for (name, on, map) in [
+        ("third", "second", "days"),
+        ("lost", "fails", "days"),
+        ("second", "first", "days"),
+        ("fails", "first", "no-map"),
+        ("first", "", "days"),
+    ] {
+        let depends_on = if on.is_empty() { json!([]) } else { json!([{ "run": on }]) };
+        let object = json!({
+            "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerRun", "metadata": { "name": name, "namespace": NAMESPACE },
+            "spec": { "clusterRef": { "name": NAME }, "kind": "Memory", "memory": learns(map), "dependsOn": depends_on },
+        });
+        cluster.api().create(RUNS, &object)?;
+        if name == "third" {
+            until("the run to wait for another one", WHILE, || {
+                let status = cluster.api().get(&format!("{RUNS}/third"))?["status"].take();
+                let waits = |it: &Value| {
+                    it["reason"] == "WaitingForDependencies" && it["message"] == "waits for run second (does not exist)"
+                };
+                Ok(status["conditions"].as_array().is_some_and(|all| all.iter().any(waits)).then_some(()))
+            })?;
+        }
+    }
+    let ended = |name: &str, phase: &str| {
+        until("the run to end", WHILE, || {
+            let status = cluster.api().get(&format!("{RUNS}/{name}"))?["status"].take();
+            ensure!(!status["completionTime"].is_string() || status["phase"] == phase, "{name}: {status:#}");
+            Ok((status["phase"] == phase).then_some(status))
+        })
+    };
+    let started = |status: &Value| status["startTime"].as_str().map(str::to_owned).context("no start");
+    let (first, second, third) =
+        (ended("first", "Complete")?, ended("second", "Complete")?, ended("third", "Complete")?);
+    let first_end = first["completionTime"].as_str().context("no end")?;
+    ensure!(
+        first_end <= started(&second)?.as_str() && started(&second)? <= started(&third)?,
+        "{first:#} {second:#} {third:#}"
+    );
+    ended("fails", "Failed")?;
+    let lost = ended("lost", "Failed")?;
+    let names_it = |it: &Value| {
+        it["reason"] == "DependencyFailed" && it["message"].as_str().is_some_and(|text| text.contains("run fails"))
+    };
+    ensure!(
+        lost["startTime"].is_null() && lost["conditions"].as_array().is_some_and(|all| all.iter().any(names_it)),
+        "{lost:#}"
+    );
+    for name in ["third", "lost", "second", "fails", "first"] {
+        cluster.api().delete(&format!("{RUNS}/{name}"), None)?;
+    }
+    Ok(())
+}
+
 /// Check: a run learns from a ConfigMap, and stops when it is deleted, also where it stood still.
 pub(super) fn stops(cluster: &Cluster) -> Result<String> {
     let lines: String = (0..EPOCHS).map(|day| format!("{day},run-{}\n", day % 50)).collect();
@@ -128,6 +188,7 @@ pub(super) fn stops(cluster: &Cluster) -> Result<String> {
     })?;
     let (took_paused, _) = delete(cluster, "paused")?;
     runs_again(cluster)?;
+    in_order(cluster)?;
     Ok(format!(
         "stopped after {learned} epochs, seen {took:.1} s after its deletion; one that stood still {took_paused:.1} s"
     ))
