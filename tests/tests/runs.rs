@@ -19,6 +19,11 @@ fn runs(cluster: &Cluster) -> Vec<Value> {
     listed["items"].as_array().expect("a list").clone()
 }
 
+/// Returns whether a run has ended. It is queued while its next driver starts.
+fn has_ended(run: &Value) -> bool {
+    ["Succeeded", "Failed", "Cancelled"].contains(&run["phase"].as_str().unwrap_or_default())
+}
+
 #[test]
 fn ctrl_c_cancels_a_run_after_its_epoch() {
     let cluster = Cluster::up(&cluster_manifest("demo", 2, "  partitions: 16\n"));

@@ -2,6 +2,7 @@
 //!
 //! `cargo xtask chaos --training` runs the same campaign with more faults.
 
+use crate::has_ended;
 use engram_tests::{Cluster, ClusterBuilder, DEADLINE, cluster_manifest, wait_for};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -33,11 +34,6 @@ fn run(cluster: &Cluster, name: &str) -> Option<Value> {
     // Runs of partitions without primary are not listed.
     let found = (listed.code == Some(0)).then(|| listed.json()["items"].as_array().cloned()).flatten()?;
     found.into_iter().find(|run| run["name"] == name && run["phase"].is_string())
-}
-
-/// Returns whether a run has ended. It is queued while its next driver starts.
-fn has_ended(run: &Value) -> bool {
-    ["Succeeded", "Failed", "Cancelled"].contains(&run["phase"].as_str().unwrap_or_default())
 }
 
 /// Trains to the end without a fault, on one worker.

@@ -1,6 +1,7 @@
 //! Federated runs: clients train together, and a round goes on when the worker that drives it dies.
 
 use super::runs;
+use crate::has_ended;
 use engram_client::Client;
 use engram_participant::{Assignment, ClientKeys, Next, Participant};
 use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
@@ -77,7 +78,7 @@ fn kill_driver(cluster: &mut Cluster, name: &str) {
 }
 
 fn wait_for_success(cluster: &Cluster, name: &str) -> Value {
-    let ended = wait_for("the run to end", DEADLINE, || named(cluster, name).filter(|run| run["phase"] != "Running"));
+    let ended = wait_for("the run to end", DEADLINE, || named(cluster, name).filter(has_ended));
     assert_eq!(ended["phase"], "Succeeded", "{ended}");
     ended
 }

@@ -1,6 +1,7 @@
 //! Replay runs: workers train together, from generated data and from a replay buffer, survive the death of each, and predict.
 
 use super::runs;
+use crate::has_ended;
 use engram_client::{Buffer, BufferSpec, Column, DType, Field, Items, RateLimit};
 use engram_tests::{Cluster, ClusterBuilder, DEADLINE, cluster_manifest, wait_for};
 use serde_json::Value;
@@ -31,7 +32,7 @@ fn wait_for_step(cluster: &Cluster, step: u64) -> Value {
 }
 
 fn wait_for_end(cluster: &Cluster) -> Value {
-    let ended = wait_for("the run to end", DEADLINE, || run(cluster).filter(|run| run["phase"] != "Running"));
+    let ended = wait_for("the run to end", DEADLINE, || run(cluster).filter(has_ended));
     assert_eq!((&ended["phase"], ended["epoch"].as_u64()), (&"Succeeded".into(), Some(STEPS)), "{ended}");
     ended
 }
@@ -213,8 +214,7 @@ fn train_from_buffer(cluster: &mut Cluster) {
     cluster.kill(pid);
     cluster.wait_for_restart(member, pid);
     append(cluster, 512..2_048);
-    let ended =
-        wait_for("the run to end", DEADLINE, || named(cluster, "linear").filter(|run| run["phase"] != "Running"));
+    let ended = wait_for("the run to end", DEADLINE, || named(cluster, "linear").filter(has_ended));
     assert_eq!((&ended["phase"], ended["epoch"].as_u64()), (&"Succeeded".into(), Some(60)), "{ended}");
     // The loss of the steps is weighted; this one is not.
     let tested: Vec<(Vec<u16>, f32)> = (5_001..5_033).map(linear).collect();
