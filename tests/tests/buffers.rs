@@ -292,13 +292,16 @@ async fn pages(buffer: &Buffer) {
 fn waiting(cluster: &Cluster, buffer: &str, reason: &str) -> i64 {
     let endpoints = cluster.endpoints().unwrap();
     let workers = endpoints["workers"].as_array().unwrap();
-    let label = format!("engram_buffer_waiting{{buffer=\"{buffer}\",reason=\"{reason}\"}} ");
+    let labels = format!("buffer=\"{buffer}\",reason=\"{reason}\"}} ");
+    // The labels of the worker come first.
+    let of_line =
+        |line: &str| line.strip_prefix("engram_buffer_waiting{")?.split_once(&labels)?.1.trim().parse::<i64>().ok();
     let value = |worker: &serde_json::Value| {
         let mut stream = TcpStream::connect(worker["http"].as_str().unwrap()).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
-        page.lines().find_map(|line| line.strip_prefix(&label)?.trim().parse::<i64>().ok()).unwrap_or(0)
+        page.lines().find_map(of_line).unwrap_or(0)
     };
     workers.iter().map(value).sum()
 }
