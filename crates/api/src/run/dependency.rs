@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use super::LearnerRunSpec;
 use crate::manifest_enum::words;
+use crate::object::MAX_NAME_LENGTH;
 
 /// Delay before the first retry of a failed run, in seconds; it doubles with each further one.
 const FIRST_RETRY_SECONDS: u64 = 1;
@@ -19,7 +20,7 @@ const LONGEST_RETRY_SECONDS: u64 = 360;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RunDependency {
     /// Name of the run, in the same namespace.
-    #[schemars(extend("format" = "engram-name"), example = &"train")]
+    #[schemars(length(max = MAX_NAME_LENGTH), extend("format" = "engram-name"), example = &"train")]
     pub run: String,
 
     /// Condition that the run must reach.
