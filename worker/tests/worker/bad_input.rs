@@ -78,7 +78,10 @@ async fn bad_input_is_rejected_by_field_and_nothing_is_applied() {
     let request = v1::UpsertRequest { session: None, parts: vec![oversized] };
     let status = worker.upsert(tokio_stream::iter([request])).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
-    assert!(status.message().contains(&engram_proto::MAX_MESSAGE_BYTES.to_string()), "the limit is not in the message: {status:?}");
+    assert!(
+        status.message().contains(&engram_proto::MAX_MESSAGE_BYTES.to_string()),
+        "the limit is not in the message: {status:?}"
+    );
 
     // A part that names a partition other than that of its ids, after a correct one.
     let session = worker.open_session(v1::OpenSessionRequest {}).await.unwrap().into_inner().session.unwrap();
