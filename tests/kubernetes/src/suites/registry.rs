@@ -43,12 +43,15 @@ fn write_configuration(cluster: &Cluster) -> Result<String> {
 fn push(cluster: &Cluster) -> Result<()> {
     let start = PAGE.find("for image in").context("docs/install.md has no loop that pushes images")?;
     let commands = PAGE[start..].split_inclusive("\ndone").next().unwrap_or_default().replace(DOCUMENTED, REGISTRY);
-    let registries = cluster.path("registries.conf");
-    fs::write(&registries, format!("[[registry]]\nlocation = \"{REGISTRY}\"\ninsecure = true\n"))?;
-    let (folder, registries) = (cluster.path("documented"), registries.display().to_string());
-    let reachable = format!("skopeo list-tags docker://{REGISTRY}/none 2>&1 | grep -q 'name unknown\\|NAME_UNKNOWN'");
-    let settings = format!("cd '{}' && export CONTAINERS_REGISTRIES_CONF='{registries}'", folder.display());
-    until("the registry", WHILE, || cluster.shell(1, &format!("{settings}; {reachable}")).map(Some))?;
+    // The settings of a user who trusts this registry without TLS.
+    let home = cluster.path("registry-home");
+    let settings = home.join(".config/containers");
+    fs::create_dir_all(&settings)?;
+    fs::write(settings.join("registries.conf"), format!("[[registry]]\nlocation = \"{REGISTRY}\"\ninsecure = true\n"))?;
+    let (folder, home) = (cluster.path("documented"), home.display().to_string());
+    let settings = format!("cd '{}' && export HOME='{home}'", folder.display());
+    let url = format!("http://{REGISTRY}/v2/");
+    until("the registry", WHILE, || cluster.in_network(1, "curl", ["-sSf", "--noproxy", "*", &url]).map(Some))?;
     cluster.shell(1, &format!("{settings}; set -e\n{commands}")).map(drop)
 }
 
