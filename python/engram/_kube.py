@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _engram
 from ._errors import EngramError, create
-from ._local import program
+from ._local import program, stop
 
 #: How long the proxy may take to find the cluster: its own deadlines for that are shorter, and their errors say more.
 START_TIMEOUT = 60.0
@@ -58,7 +58,7 @@ class Proxy:
             except OSError as error:
                 shutil.rmtree(scratch, ignore_errors=True)
                 raise create("Config", f"failed to start {command[0]}: {error}") from error
-        self._finalizer = weakref.finalize(self, _stop, os.getpid(), self.process, scratch)
+        self._finalizer = weakref.finalize(self, stop, os.getpid(), self.process, scratch, STOP_TIMEOUT)
         try:
             self._description = self._wait_until_ready(scratch / "proxy.json", log)
         except BaseException:
@@ -106,16 +106,3 @@ def _failure(status: int, text: str) -> EngramError:
     message = text.strip().removeprefix(f"error[{code}]: ").removeprefix("error: ")
     name, general = _BY_STATUS.get(status, ("Unavailable", "ENG-0601"))
     return create(name, message or f"engram proxy ended with status {status}", code or general)
-
-
-def _stop(process_id: int, process: subprocess.Popen[bytes], scratch: Path) -> None:
-    if os.getpid() != process_id:
-        return
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(STOP_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    shutil.rmtree(scratch, ignore_errors=True)

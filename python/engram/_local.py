@@ -101,7 +101,7 @@ class LocalCluster:
             except OSError as error:
                 shutil.rmtree(scratch, ignore_errors=True)
                 raise create("Config", f"failed to start {command[0]}: {error}") from error
-        self._finalizer = weakref.finalize(self, _stop, self.process_id, self.process, scratch)
+        self._finalizer = weakref.finalize(self, stop, self.process_id, self.process, scratch, STOP_TIMEOUT)
         _clusters.add(self)
         try:
             self._wait_until_ready()
@@ -178,13 +178,14 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _stop(process_id: int, process: subprocess.Popen[bytes], scratch: Path) -> None:
+def stop(process_id: int, process: subprocess.Popen[bytes], scratch: Path, timeout: float) -> None:
+    """Ends a child by closing its standard input, and removes its folder; does nothing in a forked process."""
     if os.getpid() != process_id:
         return
     if process.stdin is not None:
         process.stdin.close()
     try:
-        process.wait(STOP_TIMEOUT)
+        process.wait(timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -9,8 +9,9 @@ use super::replay_figures::{collapse, findings};
 use super::replay_group::{Group, end_group};
 use super::{input, replay_buffer};
 use crate::shared::Shared;
-use crate::training::{self, LinkEvent, Links};
+use crate::training::{LinkEvent, Links};
 use engram_api::{Code, ReplayRun, ReplaySource};
+use engram_client::group::{notice_to_wire, report_from_wire};
 use engram_collective::group::{MemberId, PauseReason, Record, ServiceAction, ServiceEvent};
 use engram_learn::run::{GroupMemberState, Order, Phase, RunState, Status, TrainingState};
 use engram_learn::task_run::{TaskSummary, digits_table, page_row};
@@ -191,7 +192,7 @@ impl ReplayDriver {
             LinkEvent::Event(Event::Member(joined)) => Ok(group.join(worker, joined)),
             LinkEvent::Event(Event::Report(report)) => {
                 let Some((member, _)) = group.joined.get(&worker) else { return Ok(Vec::new()) };
-                let report = training::report_from_wire(*member, &report);
+                let report = report_from_wire(*member, &report);
                 Ok(group.service_event(ServiceEvent::Report(report)))
             }
             LinkEvent::Event(Event::ProbeAnswer(_)) => {
@@ -269,7 +270,7 @@ impl ReplayDriver {
             match action {
                 ServiceAction::Send { to, term, notice } => {
                     let address = |member| group.members.get(&member).cloned().unwrap_or_default();
-                    let notice = training::notice_to_wire(term, notice, &address);
+                    let notice = notice_to_wire(term, notice, &address);
                     if let Some(worker) = group.members.get(&to).map(|it| Ordinal(it.ordinal)) {
                         group.links.send(worker, training_order::Order::Notice(notice));
                     }

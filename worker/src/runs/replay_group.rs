@@ -1,8 +1,9 @@
 //! The group of a Replay run as its driver sees it: connections to the members, and the service that decides about the membership.
 
 use super::replay_figures::Figures;
-use crate::training::{self, LinkEvent, Links};
+use crate::training::{LinkEvent, Links};
 use engram_api::ReplayRun;
+use engram_client::group::position_from_wire;
 use engram_collective::group::{
     MemberId, Position, Quorum, Record, Service, ServiceAction, ServiceEvent, Settings, Timing,
 };
@@ -93,7 +94,7 @@ impl Group {
 
     /// A worker has a member; of an earlier process of the worker it is proof that it is dead.
     pub(super) fn join(&mut self, worker: Ordinal, joined: v1::TrainingMember) -> Vec<ServiceAction> {
-        let position = training::position(joined.position);
+        let position = position_from_wire(joined.position);
         let Some(address) = joined.member else { return Vec::new() };
         let member = MemberId(address.id);
         self.first_joined.get_or_insert_with(Instant::now);

@@ -5,9 +5,9 @@ use super::engine::{Engine, Start};
 use super::files::CheckpointFolder;
 use super::serve::Served;
 use super::transfer;
-use super::wire;
 use super::work::{EngineEvent, Work};
 use crate::shared::Shared;
+use engram_client::group::{notice_from_wire, position_to_wire, report_to_wire};
 use engram_collective::group::{Member, MemberAction, MemberEvent, MemberId, Notice, Prepared, Stage, Timing};
 use engram_memory::RunId;
 use engram_proto::v1;
@@ -232,7 +232,7 @@ impl Host {
         match inbound {
             Inbound::Driver(driver) => {
                 self.driver = Some(driver);
-                let position = Some(wire::position_to_wire(self.member.report().position));
+                let position = Some(position_to_wire(self.member.report().position));
                 self.publish(Event::Member(v1::TrainingMember { member: Some(self.address.clone()), position }));
                 true
             }
@@ -249,7 +249,7 @@ impl Host {
     }
 
     async fn notice(&mut self, notice: v1::GroupNotice) -> bool {
-        let Some((term, notice, members)) = wire::notice(notice) else { return true };
+        let Some((term, notice, members)) = notice_from_wire(notice) else { return true };
         self.addresses.extend(members.into_iter().map(|it| (MemberId(it.id), it)));
         if let Notice::Publish { record, .. } = &notice {
             let is_known = self.generation.as_ref().is_some_and(|known| known.number >= record.generation);
@@ -341,7 +341,7 @@ impl Host {
                     true
                 }
                 MemberAction::Report(report) => {
-                    self.publish(Event::Report(wire::report_to_wire(&report)));
+                    self.publish(Event::Report(report_to_wire(&report)));
                     true
                 }
                 MemberAction::CatchUp { sources, .. } => {

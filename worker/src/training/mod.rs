@@ -29,14 +29,12 @@ mod service;
 mod source;
 mod step;
 mod transfer;
-mod wire;
 mod work;
 
 pub(crate) use links::{LinkEvent, Links};
 pub(crate) use metrics::TrainingMetrics;
 pub(crate) use predict::predict;
 pub(crate) use service::TrainingEndpoint;
-pub(crate) use wire::{notice_to_wire, position, report_from_wire};
 
 use crate::shared::Shared;
 use engram_memory::RunId;

@@ -30,7 +30,9 @@ pub use join::GroupOptions;
 pub use member::{Fetch, Outgoing, Signal};
 pub use state::{Provide, StateCopy, StateServer, fetch};
 pub use stream::record_id;
-pub use wire::{notice_from_wire, notice_to_wire, report_from_wire, report_to_wire};
+pub use wire::{
+    notice_from_wire, notice_to_wire, position_from_wire, position_to_wire, report_from_wire, report_to_wire,
+};
 
 use engine::{Engine, Work};
 use engram_collective::group::{MemberId, Position, Timing};

@@ -1,9 +1,10 @@
 //! The connection of a process to the membership service of its group: opened again when it breaks or the service moves.
 
+use super::PeerAddress;
 use super::member::Signal;
 use super::wire::{notice_from_wire, report_to_wire};
 use crate::client::Client;
-use engram_collective::group::Report;
+use engram_collective::group::{self, Report};
 use engram_memory::{MemoryId, RunId, partition_of};
 use engram_proto::v1::group_service_client::GroupServiceClient;
 use engram_proto::v1::{
@@ -122,7 +123,11 @@ fn forward(response: v1::GroupResponse, signals: &Sender<Signal>) -> bool {
         Some(Received::Joined(_)) => Some(Signal::Connected),
         Some(Received::Probe(_)) => Some(Signal::Probe),
         Some(Received::Notice(notice)) => {
-            notice_from_wire(notice).map(|(term, notice, addresses)| Signal::Notice(term, notice, addresses))
+            let address = |it: v1::GroupMember| {
+                (group::MemberId(it.id), PeerAddress { reduce: it.reduce_address, state: it.state_address })
+            };
+            notice_from_wire(notice)
+                .map(|(term, notice, members)| Signal::Notice(term, notice, members.into_iter().map(address).collect()))
         }
         None => None,
     };

@@ -1,15 +1,16 @@
 //! Conversions between the state machines of a group and the messages of services.
 
-use super::PeerAddress;
 use engram_collective::group::{Cause, MemberId, Notice, Position, Prepared, Record, Report, Stage, Suspicion};
 use engram_proto::v1;
 use engram_proto::v1::group_notice::Notice as WireNotice;
 
-pub(super) const fn position_to_wire(position: Position) -> v1::GroupPosition {
+/// Converts a position.
+pub const fn position_to_wire(position: Position) -> v1::GroupPosition {
     v1::GroupPosition { step: position.step, digest: position.digest }
 }
 
-fn position(wire: Option<v1::GroupPosition>) -> Position {
+/// Converts a position; an absent one is that before the first step.
+pub fn position_from_wire(wire: Option<v1::GroupPosition>) -> Position {
     wire.map_or_else(Position::default, |it| Position { step: it.step, digest: it.digest })
 }
 
@@ -55,7 +56,7 @@ pub fn report_from_wire(member: MemberId, wire: &v1::GroupReport) -> Report {
         generation: wire.generation,
         stage,
         fence: (wire.fence_term, wire.fence_generation),
-        position: position(wire.position),
+        position: position_from_wire(wire.position),
         skipped: wire.skipped,
         prepared: wire.prepared.map(|it| Prepared { generation: it.generation, step: it.step, valid: it.valid }),
         suspicion: wire.suspicion.map(|it| Suspicion {
@@ -88,11 +89,8 @@ pub fn notice_to_wire(term: u64, notice: Notice, address: &dyn Fn(MemberId) -> v
     v1::GroupNotice { term, notice: Some(notice) }
 }
 
-/// Members and their addresses.
-type Addresses = Vec<(MemberId, PeerAddress)>;
-
-/// Returns the term, the notice, and the addresses of the members that it names; `None` for a notice of a newer version.
-pub fn notice_from_wire(wire: v1::GroupNotice) -> Option<(u64, Notice, Addresses)> {
+/// Returns the term, the notice, and the members that it names with their addresses; `None` for a notice of a newer version.
+pub fn notice_from_wire(wire: v1::GroupNotice) -> Option<(u64, Notice, Vec<v1::GroupMember>)> {
     let ids = |members: &[v1::GroupMember]| members.iter().map(|it| MemberId(it.id)).collect();
     let (notice, members) = match wire.notice? {
         WireNotice::Fence(generation) => (Notice::Fence { generation }, Vec::new()),
@@ -100,13 +98,13 @@ pub fn notice_from_wire(wire: v1::GroupNotice) -> Option<(u64, Notice, Addresses
             (Notice::Finish { generation: it.generation, step: it.step, apply: it.apply }, Vec::new())
         }
         WireNotice::CatchUp(it) => {
-            (Notice::CatchUp { position: position(it.position), sources: ids(&it.sources) }, it.sources)
+            (Notice::CatchUp { position: position_from_wire(it.position), sources: ids(&it.sources) }, it.sources)
         }
         WireNotice::Release(_) => (Notice::Release, Vec::new()),
         WireNotice::Start(it) => {
             let record = it.record?;
             let members = ids(&record.members);
-            let position = position(record.position);
+            let position = position_from_wire(record.position);
             let notice = Notice::Publish {
                 record: Record { generation: record.generation, members, position },
                 paused: it.paused,
@@ -114,7 +112,5 @@ pub fn notice_from_wire(wire: v1::GroupNotice) -> Option<(u64, Notice, Addresses
             (notice, record.members)
         }
     };
-    let address =
-        |it: v1::GroupMember| (MemberId(it.id), PeerAddress { reduce: it.reduce_address, state: it.state_address });
-    Some((wire.term, notice, members.into_iter().map(address).collect()))
+    Some((wire.term, notice, members))
 }

@@ -1,10 +1,9 @@
 //! Persistent progress of a Federated run: the current model, and the course of its rounds.
 
+use super::history;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Rows of a history; of more, every other one is dropped.
-const MAX_ROWS: usize = 240;
 /// Most clients whose participation is shown.
 const MAX_CLIENTS: usize = 100;
 
@@ -57,15 +56,7 @@ pub struct ClientRow {
 impl FederatedState {
     /// Adds a row to the history.
     pub fn note(&mut self, row: FederatedRow) {
-        self.history.retain(|other| other.version < row.version);
-        self.history.push(row);
-        if self.history.len() > MAX_ROWS {
-            let mut keep = false;
-            self.history.retain(|_| {
-                keep = !keep;
-                keep
-            });
-        }
+        history::append(&mut self.history, row, |other, row| other.version < row.version);
     }
 
     /// Counts an update of a client, as far as there is room for its name.
@@ -87,7 +78,7 @@ mod tests {
     fn a_long_history_is_thinned_and_clients_are_counted_up_to_a_bound() {
         let mut state = FederatedState::default();
         (1..=1_000).for_each(|version| state.note(FederatedRow { version, ..FederatedRow::default() }));
-        assert!(state.history.len() <= MAX_ROWS && state.history.last().unwrap().version == 1_000);
+        assert!(state.history.len() <= history::MAX_ROWS && state.history.last().unwrap().version == 1_000);
         (0..200).for_each(|client| state.count(&format!("c{client}"), 3, None));
         state.count("c0", 5, Some(0.5));
         assert_eq!(state.clients.len(), MAX_CLIENTS);

@@ -17,6 +17,7 @@ mod driver;
 mod federated;
 mod fetch;
 mod finish;
+mod history;
 mod job;
 mod pin;
 mod specification;

@@ -1,9 +1,7 @@
 //! Persistent state of a Replay run: the membership of its group, and the course of the training.
 
+use super::history;
 use serde::{Deserialize, Serialize};
-
-/// Rows of a history; of more, every other one is dropped.
-const MAX_ROWS: usize = 240;
 
 /// State of a Replay run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -58,15 +56,7 @@ pub struct TrainingRow {
 impl TrainingState {
     /// Adds a row to the history.
     pub fn note(&mut self, row: TrainingRow) {
-        self.history.retain(|other| other.step < row.step);
-        self.history.push(row);
-        if self.history.len() > MAX_ROWS {
-            let mut keep = false;
-            self.history.retain(|_| {
-                keep = !keep;
-                keep
-            });
-        }
+        history::append(&mut self.history, row, |other, row| other.step < row.step);
     }
 }
 
@@ -78,7 +68,7 @@ mod tests {
     fn a_long_history_is_thinned_and_repeated_steps_replace_rows() {
         let mut state = TrainingState::default();
         (1..=1_000).for_each(|step| state.note(TrainingRow { step, ..TrainingRow::default() }));
-        assert!(state.history.len() <= MAX_ROWS);
+        assert!(state.history.len() <= history::MAX_ROWS);
         assert_eq!(state.history.last().unwrap().step, 1_000);
         state.note(TrainingRow { step: 900, loss: 1.0, ..TrainingRow::default() });
         assert_eq!(state.history.last().unwrap().loss, 1.0);
