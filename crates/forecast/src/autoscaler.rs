@@ -3,6 +3,7 @@
 use crate::clock::Clock;
 use crate::decision::{Decision, Purchase, Reason};
 use crate::forecaster::{Forecast, ForecastStatus, Forecaster, MAX_HORIZON_SLOTS};
+use crate::history::Record;
 use crate::reactive::{StabilizationWindow, desired, least_accepted, workers_for};
 use crate::residuals::quantile;
 use crate::settings::{Settings, SettingsError};
@@ -91,6 +92,24 @@ impl Autoscaler {
     pub fn horizon_seconds(&self) -> f64 {
         let measured = quantile(self.startups.iter().copied().collect(), self.settings.startup_quantile);
         measured.unwrap_or(self.settings.initial_startup_seconds) + f64::from(self.settings.interval_seconds)
+    }
+
+    /// Takes the decisions of a process before this one: forecast, delays and start-up times continue from there.
+    pub fn resume<'a>(&mut self, records: impl IntoIterator<Item = &'a Record>) {
+        for record in records {
+            if let Some(seconds) = record.startup_seconds {
+                self.record_startup(seconds);
+            }
+            let seconds = record.seconds as f64;
+            self.step(&Observation {
+                wall_seconds: seconds,
+                monotonic_seconds: seconds,
+                load: record.load,
+                workers: record.workers,
+                is_draining: false,
+            });
+        }
+        self.clock.restart();
     }
 
     /// Takes an observation and returns the decision for it.

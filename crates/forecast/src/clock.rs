@@ -43,6 +43,11 @@ impl Clock {
         self.last_monotonic = Some(monotonic);
         Times { phase: self.phase, delays: self.delays, jump }
     }
+
+    /// Forgets the monotonic clock: the next observation is one of another process.
+    pub(crate) fn restart(&mut self) {
+        self.last_monotonic = None;
+    }
 }
 
 #[cfg(test)]

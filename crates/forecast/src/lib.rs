@@ -5,6 +5,7 @@
 //! - [`forecaster`]: a forecast of the load with an upper quantile, from samples on a grid of slots; judges itself against a naive forecast.
 //! - [`reactive`]: the rule without a forecast, and the limits of scaling down.
 //! - [`autoscaler`], [`decision`]: one decision per observation, with its inputs and its reason.
+//! - [`history`]: past decisions as text, from which another process continues.
 //! - [`simulate`]: replays a load with both rules against a model of a cluster.
 //!
 //! There is no I/O and no clock here: times are passed in. Invariants:
@@ -18,6 +19,7 @@ pub mod autoscaler;
 mod clock;
 pub mod decision;
 pub mod forecaster;
+pub mod history;
 pub mod holt_winters;
 pub mod reactive;
 pub mod residuals;

@@ -2,6 +2,7 @@
 
 use engram_forecast::decision::Decision;
 use engram_forecast::forecaster::{ForecastStatus, MAX_SAMPLES};
+use engram_forecast::history::{History, Record};
 use engram_forecast::{Autoscaler, Observation, Reason, Settings};
 use std::f64::consts::TAU;
 
@@ -150,4 +151,32 @@ fn forecast_that_is_worse_than_the_last_sample_takes_no_part() {
         .collect();
     assert!(statuses[2 * 1_440 + 100..3 * 1_440].iter().all(|status| *status == ForecastStatus::Active));
     assert!(statuses[3 * 1_440..].contains(&ForecastStatus::Inaccurate));
+}
+
+#[test]
+fn autoscaler_of_another_process_continues_from_the_written_history() {
+    let mut driver = Driver::new(settings(), 4);
+    let load = |minute: u32| (400.0 + 300.0 * (f64::from(minute) * TAU / 60.0).sin()).round();
+    let mut history = History::default();
+    for minute in 0..240 {
+        let workers = driver.workers;
+        let decision = driver.step(Some(load(minute)));
+        history.push(Record {
+            seconds: i64::from(minute) * 60,
+            load: Some(load(minute)),
+            workers,
+            desired: decision.desired,
+            reason: decision.reason.to_string(),
+            ..Record::default()
+        });
+    }
+    let (parsed, invalid) = History::parse(&history.to_text());
+    let mut resumed = Driver { minute: driver.minute, workers: driver.workers, ..Driver::new(settings(), 4) };
+    resumed.autoscaler.resume(parsed.records());
+    let decisions: Vec<_> =
+        (240..300).map(|minute| (driver.step(Some(load(minute))), resumed.step(Some(load(minute))))).collect();
+    assert_eq!(invalid, 0);
+    assert_eq!(decisions[0].1.forecast_status, ForecastStatus::Active, "the forecast does not start empty");
+    assert!(decisions.iter().all(|(first, second)| first == second));
+    assert!(decisions.iter().any(|(first, _)| first.reason == Reason::ForecastAboveTarget));
 }
