@@ -57,6 +57,8 @@ pub struct ClusterAutoscaler {
     starting: Option<(f64, u32)>,
     /// End of the pause after a conflict.
     paused_until: f64,
+    /// Status of the last decision.
+    last: Option<AutoscalingStatus>,
 }
 
 impl ClusterAutoscaler {
@@ -74,6 +76,7 @@ impl ClusterAutoscaler {
             written: None,
             starting: None,
             paused_until: 0.0,
+            last: None,
         })
     }
 
@@ -85,6 +88,11 @@ impl ClusterAutoscaler {
     /// Returns the seconds until the next step.
     pub fn wait_seconds(&self, monotonic_seconds: f64) -> f64 {
         (self.next_seconds - monotonic_seconds).max(0.0)
+    }
+
+    /// Returns the status of the last decision; `None` before the first.
+    pub fn last(&self) -> Option<&AutoscalingStatus> {
+        self.last.as_ref()
     }
 
     /// Records how long started workers took, and takes the next decision if it is due.
@@ -124,6 +132,7 @@ impl ClusterAutoscaler {
         }
         let is_writer = self.spec.mode == AutoscalingMode::Operator && !is_paused;
         let write = Some(decision.desired).filter(|desired| is_writer && *desired != observed.workers);
+        self.last = Some(status.clone());
         Some(ScalingStep { status, write, is_conflict })
     }
 
@@ -256,6 +265,16 @@ mod tests {
             assert_eq!((step.write, step.is_conflict), (written, false), "{mode}");
             assert!(step.status.message.contains("Scale from 2 to 6 workers"), "{}", step.status.message);
         }
+    }
+
+    #[test]
+    fn last_decision_is_kept_until_the_next() {
+        let mut cluster = Cluster::new(AutoscalingMode::DryRun);
+        assert_eq!(cluster.autoscaler.last(), None);
+        let first = cluster.minute(1_400).status;
+        assert_eq!(cluster.autoscaler.last(), Some(&first));
+        let second = cluster.minute(1_400).status;
+        assert!(first != second && cluster.autoscaler.last() == Some(&second), "{second:?}");
     }
 
     #[test]

@@ -86,6 +86,8 @@ impl Autoscalers {
                 running.insert(key.clone(), created);
             }
             let Some(autoscaler) = running.get_mut(key) else { return Ok(None) };
+            // The cached object may be older than the decision, since writing it is what triggered this reconcile.
+            status.autoscaling = autoscaler.last().cloned().or(status.autoscaling.take());
             let step = autoscaler.step(&ScalingObservation {
                 wall_seconds: SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |elapsed| elapsed.as_secs_f64()),
                 time: now,
