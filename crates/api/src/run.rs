@@ -9,6 +9,7 @@ mod experience;
 mod federated;
 mod fisher;
 mod geodesic;
+mod job;
 mod replay;
 mod samples;
 mod tropical;
@@ -25,6 +26,7 @@ pub use federated::{
 };
 pub use fisher::{FisherForm, FisherRun};
 pub use geodesic::{GeodesicRun, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
+pub use job::{JOB_GRACE_SECONDS, JOB_VARIABLES, JobRun, JobVariable};
 pub use replay::{
     CHECKPOINT_STEPS, CompressionKind, CorrelationPenalty, DETECT_AFTER, FeatureSubsets, InitScheme, LayerActivation,
     LossFunction, OptimizerKind, RateSchedule, ReplayBalance, ReplayCheckpoint, ReplayCompression, ReplayInit,
@@ -108,6 +110,10 @@ pub struct LearnerRunSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub federated: Option<FederatedRun>,
 
+    /// Settings of `kind: Job`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobRun>,
+
     /// With a synthetic source: conditions that end the run, whichever holds first; absent means all epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Until>,
@@ -118,7 +124,8 @@ pub struct LearnerRunSpec {
     pub depends_on: Vec<RunDependency>,
 
     /// Number of retries of a failed run, 0 to 100; the delay before a retry doubles, from 1 s to 6 min. A run of kind `Memory`
-    /// continues with the epoch that failed, others start again.
+    /// continues with the epoch that failed, others start again. Of a run of kind `Job` it is the number of processes that are started
+    /// again after a failure.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 100))]
     pub backoff_limit: u32,
@@ -157,6 +164,7 @@ impl LearnerRunSpec {
             fisher: None,
             replay: None,
             federated: None,
+            job: None,
             until: None,
             depends_on: Vec::new(),
             backoff_limit: 0,
@@ -231,6 +239,8 @@ words! {
         Replay,
         /// Training over clients outside the cluster, which keep their data. It changes no memories.
         Federated,
+        /// The user's own program, as processes or as a Kubernetes Job. It changes no memories itself.
+        Job,
     }
 }
 

@@ -11,6 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::autoscaling::AutoscalingStatus;
 use crate::manifest_enum::words;
 
+mod job;
+
+pub use job::{JobProcess, JobStatus, MAX_LOG_TAILS, ProcessPhase, log_tail};
+
 /// Condition types, in the order in which they are listed.
 pub mod condition {
     /// Every partition is served and the cluster matches its spec.
@@ -252,6 +256,9 @@ pub struct LearnerRunStatus {
     /// Result of a run of kind Snapshot, once it is complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotResult>,
+    /// Processes of a run of kind Job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobStatus>,
     /// Conditions, one of each type.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use crate::kubernetes::TlsMode;
-use crate::run::{DATA_FILES, KUBERNETES_EVENTS, KUBERNETES_FILES};
+use crate::run::{DATA_FILES, JOB_VARIABLES, KUBERNETES_EVENTS, KUBERNETES_FILES};
 use crate::unsupported::{self, UnsupportedField};
 
 /// A CEL rule at one object or value of a kind.
@@ -261,7 +261,7 @@ fn tls_mode() -> Rule {
 }
 
 /// Kinds of runs, and the block of each.
-const BLOCKS: [(&str, &str); 7] = [
+const BLOCKS: [(&str, &str); 8] = [
     ("Memory", "memory"),
     ("Snapshot", "snapshot"),
     ("Geodesic", "geodesic"),
@@ -269,6 +269,7 @@ const BLOCKS: [(&str, &str); 7] = [
     ("Fisher", "fisher"),
     ("Replay", "replay"),
     ("Federated", "federated"),
+    ("Job", "job"),
 ];
 
 /// A kind has its block, and no other kind has it.
@@ -416,9 +417,24 @@ pub(crate) fn run() -> Vec<Rule> {
         immutable("spec.managedBy"),
         started_run_is_immutable(),
     ]);
+    rules.extend(job());
     rules.extend(one_location("spec.snapshot"));
     rules.extend(unsupported::RUN.iter().map(unsupported));
     rules
+}
+
+/// Rules of a job. Workers have the program in their image; a pod of the user needs one of its own.
+fn job() -> [Rule; 2] {
+    let reserved = format!("!self.name.startsWith('{JOB_VARIABLES}')");
+    [
+        invalid("spec.job", "image", "has(self.image)", "spec.job.image must name the image of the program"),
+        invalid(
+            "spec.job.env[]",
+            "name",
+            &reserved,
+            &format!("spec.job.env must not set names that start with {JOB_VARIABLES}, which are reserved"),
+        ),
+    ]
 }
 
 /// The spec of a started run is immutable, apart from `suspend` and its time to live.
@@ -429,7 +445,7 @@ fn started_run_is_immutable() -> Rule {
              (!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
         )
     };
-    let blocks = ["memory", "snapshot", "geodesic", "tropical", "fisher", "replay", "federated", "until", "dependsOn"]
+    let blocks = ["memory", "snapshot", "geodesic", "tropical", "fisher", "replay", "federated", "job", "until", "dependsOn"]
         .map(same)
         .join(" && ");
     let rule = format!(

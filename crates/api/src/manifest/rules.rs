@@ -9,7 +9,7 @@ use crate::cluster::Capacity;
 use crate::code::Code;
 use crate::objects::{is_address, is_object};
 use crate::problem::{Location, Problem};
-use crate::run::{DATA_FILES, EventFormat, KUBERNETES_EVENTS, KUBERNETES_FILES, Synthetic};
+use crate::run::{DATA_FILES, EventFormat, JOB_VARIABLES, KUBERNETES_EVENTS, KUBERNETES_FILES, Synthetic};
 use crate::snapshot::NAME;
 use crate::unsupported;
 
@@ -17,7 +17,7 @@ const EVENTS: &str = "spec.memory.source.events";
 const SYNTHETIC: &str = "spec.memory.source.synthetic";
 
 /// Kinds of runs, the block of each, and how to add it.
-const BLOCKS: [(&str, &str, &str); 7] = [
+const BLOCKS: [(&str, &str, &str); 8] = [
     ("Memory", "memory", "add memory: { source: { synthetic: {} } }"),
     ("Snapshot", "snapshot", "add snapshot: { url: s3://backups/words/monday }"),
     ("Geodesic", "geodesic", "add geodesic: { source: { synthetic: {} } }"),
@@ -25,6 +25,7 @@ const BLOCKS: [(&str, &str, &str); 7] = [
     ("Fisher", "fisher", "add fisher: {}"),
     ("Replay", "replay", "see examples/replay.yaml"),
     ("Federated", "federated", "see examples/federated.yaml"),
+    ("Job", "job", "see examples/job.yaml"),
 ];
 
 /// Rules applied to one document.
@@ -53,6 +54,7 @@ pub(super) fn run(source: &str, document: &Node, capacity: Option<i128>) -> Vec<
     rules.events();
     DATA_FILES.iter().for_each(|at| rules.data_file(at));
     rules.tropical();
+    rules.job();
     rules.report();
     rules.until();
     rules.population(capacity);
@@ -64,6 +66,7 @@ pub(super) fn run_in_kubernetes(source: &str, document: &Node) -> Vec<Problem> {
     let mut rules = Rules { source, document, problems: Vec::new() };
     unsupported::RUN.iter().for_each(|later| rules.later(later));
     rules.events_in_kubernetes();
+    rules.job_in_kubernetes();
     DATA_FILES.iter().for_each(|at| rules.data_file_in_kubernetes(at));
     rules.problems
 }
@@ -250,6 +253,30 @@ impl Rules<'_> {
         if self.has(&graph) && self.has(SAMPLES) {
             let message = format!("{graph} and {SAMPLES} are both present; allowed: one file per run");
             self.problem(Code::Conflicting, &graph, message, "make two runs of it");
+        }
+    }
+
+    /// Variables of a job are not those that every process receives.
+    fn job(&mut self) {
+        const AT: &str = "spec.job.env";
+        let Some(Yaml::List(variables)) = find(self.document, AT).map(|entry| &entry.value.value) else { return };
+        let names = variables.iter().filter_map(|node| node.value.get("name"));
+        let reserved = names.filter(|entry| entry.value.value.text().is_some_and(|it| it.starts_with(JOB_VARIABLES)));
+        for entry in reserved {
+            let name = entry.value.value.to_string();
+            let message = format!("{AT} sets {name}; allowed: names that do not start with {JOB_VARIABLES}");
+            let problem = Problem::new(Code::Conflicting, message).of(format!("{AT}.name"));
+            let place = entry_place(entry, self.source);
+            self.problems.push(problem.at(place).help("every process receives these variables"));
+        }
+    }
+
+    /// A job on Kubernetes needs an image.
+    fn job_in_kubernetes(&mut self) {
+        let (job, path) = ("spec.job", "spec.job.image");
+        if self.has(job) && !self.has(path) {
+            let message = format!("{path} is missing; allowed in Kubernetes: the image of the program");
+            self.problem(Code::Missing, path, message, "add image: registry.example.com/training:1");
         }
     }
 

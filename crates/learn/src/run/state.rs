@@ -249,6 +249,7 @@ impl RunState {
             tasks: None,
             training: None,
             federated: None,
+            job: None,
             message: String::new(),
             code: String::new(),
         }
@@ -281,6 +282,8 @@ impl RunState {
         if let Some(result) = &self.result {
             outputs.insert("digest".to_owned(), result.digest.clone());
         }
+        let keys = self.federated.iter().map(|federated| &federated.model_key).filter(|key| !key.is_empty());
+        outputs.extend(keys.map(|key| ("model_key".to_owned(), key.clone())));
         outputs.extend(self.tasks.iter().flat_map(|tasks| tasks.outputs.clone()));
         if let Some(written) = self.snapshot.as_ref().and_then(|snapshot| snapshot.written.as_ref()) {
             outputs.insert("digest".to_owned(), written.digest.clone());
