@@ -201,6 +201,29 @@ fn problems_end_the_process_with_the_code_of_their_class() {
     assert_eq!(found, ["spec.partitions", "spec.features.dimension", "spec.features.dtype"].map(immutable));
     assert!(problems[0].message().contains("128") && problems[0].message().contains("256"));
 
+    let with = |text: &str| check(&cluster(&format!("{{ workers: 5, buffers: [{text}] }}"))).unwrap();
+    let old_buffer =
+        "{ name: b, capacity: 10, fields: [{ name: x, dtype: float32, shape: [2] }], sampler: { kind: Fifo } }";
+    let declared = with(old_buffer).cluster.unwrap().spec;
+    assert!(with(old_buffer).check_against(&declared, 0).is_ok());
+    // Another buffer may be declared first, and one may be removed.
+    assert!(with(&format!("{}, {old_buffer}", old_buffer.replace("b,", "a,"))).check_against(&declared, 0).is_ok());
+    assert!(with("").check_against(&declared, 0).is_ok());
+    let changed = old_buffer.replace("10, ", "20, maxAge: 2, ").replace("float32", "float64").replace("Fifo", "Lifo");
+    let problems = with(&changed).check_against(&declared, 0).unwrap_err();
+    let messages: Vec<&str> = problems.iter().map(|problem| problem.message()).collect();
+    let of = |path: &str, new: &str, old: &str| {
+        format!("spec.buffers[0].{path} of buffer b is {new}, but the buffer was declared with {old}; it cannot change")
+    };
+    let expected = [
+        of("capacity", "20", "10"),
+        of("fields[0].dtype", "float64", "float32"),
+        of("maxAge", "2", "absent"),
+        of("sampler.kind", "Lifo", "Fifo"),
+    ];
+    assert_eq!(messages, expected);
+    assert_eq!(problems.exit_code().number(), 5);
+
     let lowered = |policy: &str| cluster(&format!("{{ workers: 5, capacity: {{ memories: 10, policy: {policy} }} }}"));
     assert!(check(&lowered("Evict")).unwrap().check_against(&old, 1000).is_ok());
     assert!(check(&lowered("Refuse")).unwrap().check_against(&old, 10).is_ok());
