@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use engram_api::{Autoscaling, AutoscalingMode, AutoscalingStatus};
+use engram_forecast::history::{History, Record};
 use engram_forecast::{Autoscaler, Decision, Observation, Settings};
 use engram_memory::Ordinal;
 
@@ -13,6 +14,8 @@ use engram_memory::Ordinal;
 const CONFLICT_PAUSE_SECONDS: f64 = 600.0;
 /// Reason of a decision that is not written because of another writer.
 const CONFLICT: &str = "Conflict";
+/// Time between two writes of the history that are not for a change, in seconds. Each costs the API server an object of a few hundred kB.
+const SAVE_SECONDS: f64 = 300.0;
 
 /// What is known at the time of a step.
 #[derive(Clone, Debug)]
@@ -59,15 +62,23 @@ pub struct ClusterAutoscaler {
     paused_until: f64,
     /// Status of the last decision.
     last: Option<AutoscalingStatus>,
+    history: History,
+    /// Start-up time that was measured since the last decision.
+    startup_seconds: Option<f64>,
+    /// When the history was last written.
+    saved_seconds: Option<f64>,
+    /// Whether the last decision is one that is written immediately.
+    is_change: bool,
 }
 
 impl ClusterAutoscaler {
-    /// Creates an autoscaler without history. Fails with a sentence if the settings are invalid.
+    /// Creates an autoscaler that continues after `history`. Fails with a sentence if the settings are invalid.
     ///
     /// # Errors
     /// A setting is outside of its range.
-    pub fn new(spec: &Autoscaling) -> Result<Self, String> {
-        let autoscaler = Autoscaler::new(settings(spec)).map_err(|error| error.to_string())?;
+    pub fn new(spec: &Autoscaling, history: History) -> Result<Self, String> {
+        let mut autoscaler = Autoscaler::new(settings(spec)).map_err(|error| error.to_string())?;
+        autoscaler.resume(history.records());
         Ok(Self {
             spec: spec.clone(),
             autoscaler,
@@ -77,7 +88,32 @@ impl ClusterAutoscaler {
             starting: None,
             paused_until: 0.0,
             last: None,
+            history,
+            startup_seconds: None,
+            saved_seconds: None,
+            is_change: false,
         })
+    }
+
+    /// Returns the past decisions.
+    pub const fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Returns whether two decisions were missed: another replica has decided meanwhile, or the cluster was suspended.
+    pub fn is_outdated(&self, monotonic_seconds: f64) -> bool {
+        self.next_seconds > 0.0 && monotonic_seconds > self.next_seconds + 2.0 * interval_seconds(&self.spec)
+    }
+
+    /// Returns the history if it is to be written now: after a change, and every five minutes.
+    pub fn take_unsaved(&mut self, monotonic_seconds: f64) -> Option<String> {
+        let is_due = self.saved_seconds.is_none_or(|saved| monotonic_seconds - saved >= SAVE_SECONDS);
+        if !is_due && !self.is_change {
+            return None;
+        }
+        self.is_change = false;
+        self.saved_seconds = Some(monotonic_seconds);
+        Some(self.history.to_text())
     }
 
     /// Returns whether it was created for this block of a manifest.
@@ -100,6 +136,7 @@ impl ClusterAutoscaler {
         let now = observed.monotonic_seconds;
         if let Some((since, _)) = self.starting.filter(|&(_, workers)| observed.ready >= workers) {
             self.autoscaler.record_startup(now - since);
+            self.startup_seconds = Some(now - since);
             self.starting = None;
         }
         if self.wait_seconds(now) > 0.0 {
@@ -132,8 +169,27 @@ impl ClusterAutoscaler {
         }
         let is_writer = self.spec.mode == AutoscalingMode::Operator && !is_paused;
         let write = Some(decision.desired).filter(|desired| is_writer && *desired != observed.workers);
+        self.is_change = write.is_some() || is_conflict;
+        self.record(&status, &decision, observed.wall_seconds);
         self.last = Some(status.clone());
         Some(ScalingStep { status, write, is_conflict })
+    }
+
+    fn record(&mut self, status: &AutoscalingStatus, decision: &Decision, wall_seconds: f64) {
+        let is_explained = decision.desired != decision.workers || status.reason == CONFLICT;
+        self.history.push(Record {
+            seconds: wall_seconds as i64,
+            load: status.load,
+            workers: decision.workers,
+            desired: decision.desired,
+            expected: status.expected_load,
+            upper: status.upper_load,
+            horizon_seconds: status.horizon_seconds,
+            startup_seconds: self.startup_seconds.take().map(rounded),
+            forecast: status.forecast.clone(),
+            reason: status.reason.clone(),
+            message: if is_explained { status.message.clone() } else { String::new() },
+        });
     }
 
     /// Records that a number of workers was written.
@@ -224,7 +280,7 @@ mod tests {
 
     impl Cluster {
         fn new(mode: AutoscalingMode) -> Self {
-            let autoscaler = ClusterAutoscaler::new(&spec(mode)).unwrap();
+            let autoscaler = ClusterAutoscaler::new(&spec(mode), History::default()).unwrap();
             Self { autoscaler, seconds: 1_000.0, served: 0, workers: 2 }
         }
 
@@ -311,5 +367,32 @@ mod tests {
         cluster.minute(4_200);
         let after = cluster.autoscaler.autoscaler.horizon_seconds();
         assert!((before, after) == (180.0, 120.0), "{before} {after}: 120 s until one is measured, then 60 s");
+    }
+
+    #[test]
+    fn history_is_written_at_once_for_a_change_and_continued_by_another_process() {
+        let mut cluster = Cluster::new(AutoscalingMode::Operator);
+        cluster.minute(1_400);
+        let mut saved = cluster.autoscaler.take_unsaved(cluster.seconds).expect("the first decision is written");
+        for minute in 1..=40_u64 {
+            let step = cluster.minute(1_400 + minute % 2);
+            let unsaved = cluster.autoscaler.take_unsaved(cluster.seconds);
+            assert_eq!((unsaved.is_some(), step.write), (minute % 5 == 0, None), "minute {minute}");
+            saved = unsaved.unwrap_or(saved);
+        }
+        cluster.minute(1_400);
+        assert_eq!(cluster.minute(4_200).write, Some(6));
+        let text = cluster.autoscaler.take_unsaved(cluster.seconds).expect("a change is written at once");
+        assert!(text.contains(",LoadAboveTarget,\"Scale from 2 to 6 workers"), "{text}");
+        assert!(text.len() > saved.len() && !cluster.autoscaler.is_outdated(cluster.seconds + 170.0));
+        assert!(cluster.autoscaler.is_outdated(cluster.seconds + 190.0));
+
+        let (history, invalid) = History::parse(&text);
+        let autoscaler = ClusterAutoscaler::new(&spec(AutoscalingMode::Operator), history).unwrap();
+        let mut restarted = Cluster { autoscaler, seconds: cluster.seconds, served: cluster.served, workers: 6 };
+        assert_eq!(restarted.minute(4_200).status.reason, "MetricMissing", "the first count of a process is no rate");
+        let status = restarted.minute(4_200).status;
+        assert_eq!((invalid, status.forecast.as_str()), (0, "Active"), "the forecast does not start empty");
+        assert_eq!(restarted.autoscaler.history().records().len(), 45);
     }
 }

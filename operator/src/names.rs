@@ -64,6 +64,11 @@ impl Names {
         format!("{}-config", self.cluster)
     }
 
+    /// Returns the name of the ConfigMap with the decisions of the autoscaler.
+    pub fn autoscaling(&self) -> String {
+        format!("{}-autoscaling", self.cluster)
+    }
+
     /// Returns the name of the ConfigMap with the trust bundle and the token issuer, for workers and clients.
     pub fn ca(&self) -> String {
         format!("{}-ca", self.cluster)

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use engram_api::AutoscalingStatus;
 use engram_api::status::LearnerClusterStatus;
+use engram_api::{Autoscaling, AutoscalingStatus};
 use kube::api::{Patch, PatchParams};
 use parking_lot::Mutex;
 use serde_json::json;
@@ -12,7 +12,7 @@ use serde_json::json;
 use super::api_request::{Error, request};
 use super::apply::check_leader;
 use super::resource_kinds::CLUSTER;
-use super::{Context, Key};
+use super::{Context, Key, autoscaling_history};
 use crate::autoscaling::{ClusterAutoscaler, ScalingObservation, ScalingStep};
 use crate::validate::ValidatedCluster;
 
@@ -79,12 +79,9 @@ impl Autoscalers {
         let operations = context.coordinators.report(key).map(|(_, report)| report.operations).unwrap_or_default();
         let counts = status.workers.clone().unwrap_or_default();
         let workers = cluster.spec.workers;
+        self.ensure_running(context, key, cluster, spec, seconds).await?;
         let (step, wait) = {
             let mut running = self.running.lock();
-            if !running.get(key).is_some_and(|autoscaler| autoscaler.is_for(spec)) {
-                let created = ClusterAutoscaler::new(spec).map_err(Error::Autoscaling)?;
-                running.insert(key.clone(), created);
-            }
             let Some(autoscaler) = running.get_mut(key) else { return Ok(None) };
             // The cached object may be older than the decision, since writing it is what triggered this reconcile.
             status.autoscaling = autoscaler.last().cloned().or(status.autoscaling.take());
@@ -113,7 +110,40 @@ impl Autoscalers {
             tracing::info!(cluster = %key, workers, desired, message, "autoscaling");
             context.events.publish_scaling(key, &cluster.uid, true, "Autoscaled", &message).await;
         }
+        let unsaved = self.running.lock().get_mut(key).and_then(|autoscaler| autoscaler.take_unsaved(seconds));
+        if let Some(text) = unsaved
+            && let Err(error) = autoscaling_history::write(context, cluster, &text).await
+        {
+            tracing::warn!(cluster = %key, %error, "failed to write the history of autoscaling; retrying in 5 minutes");
+        }
         Ok(Some(wait))
+    }
+
+    /// Creates the autoscaler of a cluster unless it runs with these settings. It continues the decisions of the one before, or those that
+    /// another process wrote.
+    async fn ensure_running(
+        &self,
+        context: &Context,
+        key: &Key,
+        cluster: &ValidatedCluster,
+        spec: &Autoscaling,
+        seconds: f64,
+    ) -> Result<(), Error> {
+        let previous = {
+            let running = self.running.lock();
+            let current = running.get(key).filter(|autoscaler| !autoscaler.is_outdated(seconds));
+            if current.is_some_and(|autoscaler| autoscaler.is_for(spec)) {
+                return Ok(());
+            }
+            current.map(|autoscaler| autoscaler.history().clone())
+        };
+        let history = match previous {
+            Some(history) => history,
+            None => autoscaling_history::read(context, cluster).await?,
+        };
+        let created = ClusterAutoscaler::new(spec, history).map_err(Error::Autoscaling)?;
+        self.running.lock().insert(key.clone(), created);
+        Ok(())
     }
 }
 

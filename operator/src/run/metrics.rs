@@ -4,7 +4,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 pub use engram_api::metrics::{MetricDescriptor, MetricType};
@@ -18,10 +18,11 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Metric, Registry};
 
 use super::Key;
+use super::autoscaling_metrics::AutoscalingMetrics;
 use super::run_metrics::RunMetrics;
 
 /// Labels of the series of a cluster.
-const CLUSTER_LABELS: [&str; 2] = ["namespace", "learner_cluster"];
+pub(super) const CLUSTER_LABELS: [&str; 2] = ["namespace", "learner_cluster"];
 
 /// Registers metrics and records their descriptors.
 #[derive(Default)]
@@ -68,9 +69,9 @@ struct ReasonLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ClusterLabels {
-    namespace: String,
-    learner_cluster: String,
+pub(super) struct ClusterLabels {
+    pub(super) namespace: String,
+    pub(super) learner_cluster: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -214,8 +215,7 @@ impl Metrics {
         let (partitions, workers) = (Family::<StateLabels, Gauge>::default(), Family::<StateLabels, Gauge>::default());
         let (info, conditions) =
             (Family::<ClusterLabels, Gauge>::default(), Family::<ConditionLabels, Gauge>::default());
-        let desired = Family::<ClusterLabels, Gauge>::default();
-        let load = Family::<ClusterLabels, Gauge<f64, AtomicU64>>::default();
+        let autoscaling = AutoscalingMetrics::default();
         for (key, status) in self.clusters().iter() {
             let (namespace, learner_cluster) = (key.namespace.clone(), key.name.clone());
             info.get_or_create(&ClusterLabels {
@@ -246,11 +246,7 @@ impl Metrics {
                 }
             }
             if let Some(decision) = &status.autoscaling {
-                let labels = ClusterLabels { namespace: namespace.clone(), learner_cluster: learner_cluster.clone() };
-                desired.get_or_create(&labels).set(decision.desired_workers.into());
-                if let Some(value) = decision.load {
-                    load.get_or_create(&labels).set(value);
-                }
+                autoscaling.set(key, decision);
             }
             for condition in &status.conditions {
                 let (namespace, learner_cluster) = (namespace.clone(), learner_cluster.clone());
@@ -278,10 +274,7 @@ impl Metrics {
         let labels = [namespace, learner_cluster, "state"];
         registrar.register("engram_cluster_partitions", &labels, "Partitions by replication state", partitions);
         registrar.register("engram_cluster_workers", &labels, "Workers by state", workers);
-        let help = "Workers that the autoscaler decided on";
-        registrar.register("engram_operator_autoscaling_desired_workers", &CLUSTER_LABELS, help, desired);
-        let help = "Reads and writes of partitions per second of all workers, as the autoscaler measured it";
-        registrar.register("engram_operator_autoscaling_load", &CLUSTER_LABELS, help, load);
+        autoscaling.register(&mut registrar);
         registrar
     }
 }

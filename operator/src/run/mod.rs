@@ -12,6 +12,8 @@
 mod api_request;
 mod apply;
 mod autoscalers;
+mod autoscaling_history;
+mod autoscaling_metrics;
 mod cert_manager;
 mod certificate_reports;
 mod certificates;
