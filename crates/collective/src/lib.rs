@@ -1,8 +1,8 @@
 //! Reductions over a group of workers: which algorithm, what each rank sends and adds, in which buckets, how it is compressed, who takes part, and
 //! how a step is committed.
 //!
-//! Decisions are pure: [`cost`], [`schedule`], [`split`], [`bucket`], [`compress`], [`message`], [`tree`] compute; [`group`] has the state machines of
-//! membership. Only [`transport`] does I/O and reads a clock, behind a trait; [`executor`] runs a schedule over it. Invariants:
+//! Decisions are pure: [`cost`], [`schedule`], [`split`], [`bucket`], [`compress`], [`low_rank`], [`message`], [`tree`] compute; [`group`] has the state
+//! machines of membership. Only [`transport`] does I/O and reads a clock, behind a trait; [`executor`] runs a schedule over it. Invariants:
 //! - **Sums and counts, never means.** Gradients of any number of samples add up.
 //! - **Rank order by default.** The algorithms of the default mode add each element in the order of the ranks: the same bits for a fixed
 //!   membership, on every rank, whatever the buckets ([`cost::Algorithm::adds_in_rank_order`]).
@@ -16,6 +16,7 @@ pub mod compress;
 pub mod cost;
 pub mod executor;
 pub mod group;
+pub mod low_rank;
 pub mod message;
 pub mod schedule;
 pub mod split;

@@ -4,6 +4,7 @@
 //! rename, then `LATEST`. The state is the same on every member, so a checkpoint restores at any number of members.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use engram_neural::{Coverage, ScalerState, SettingError, WeightsError};
 use safetensors::tensor::TensorView;
@@ -23,6 +24,8 @@ const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// What compression lost on the member that wrote the checkpoint; only with compression.
 const FEEDBACK_FILE: &str = "feedback.safetensors";
 const FEEDBACK: &str = "lost";
+/// The basis of the next step, with `PowerSgd`.
+const BASIS: &str = "basis";
 
 /// A checkpoint: the manifest and the files it describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -173,7 +176,9 @@ impl Trainer {
             (OPTIMIZER_FILE.to_owned(), tensors_file(&self.optimizer.state())?),
         ]);
         if !self.feedback.is_empty() {
-            files.insert(FEEDBACK_FILE.to_owned(), tensors_file(&[(FEEDBACK, &self.feedback)])?);
+            let mut vectors = vec![(FEEDBACK, &self.feedback[..])];
+            vectors.extend(self.factors.as_ref().map(|factors| (BASIS, &factors.basis[..])));
+            files.insert(FEEDBACK_FILE.to_owned(), tensors_file(&vectors)?);
         }
         let mut tensors = Vec::new();
         for (file, bytes) in &files {
@@ -247,10 +252,17 @@ impl Trainer {
     fn restore_feedback(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         let Some(bytes) = checkpoint.files.get(FEEDBACK_FILE) else { return Ok(()) };
         let file = SafeTensors::deserialize(bytes)?;
-        let lost: Vec<f32> =
-            file.tensor(FEEDBACK)?.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        let vector = |name: &str| -> Result<Vec<f32>, SafeTensorError> {
+            Ok(file.tensor(name)?.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+        };
+        let lost = vector(FEEDBACK)?;
         if lost.len() == self.feedback.len() {
             self.feedback = lost;
+        }
+        if let (Some(factors), Ok(basis)) = (&mut self.factors, vector(BASIS))
+            && basis.len() == factors.basis.len()
+        {
+            factors.basis = Arc::new(basis);
         }
         Ok(())
     }

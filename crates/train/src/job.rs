@@ -310,6 +310,9 @@ fn check_sums(run: &ReplayRun) -> Result<(), JobError> {
     if let Some(share) = compression.share.filter(|_| compression.kind != CompressionKind::TopK) {
         return Err(field("spec.replay.compression.share", share, "absent, except with kind TopK"));
     }
+    if let Some(rank) = compression.rank.filter(|_| compression.kind != CompressionKind::PowerSgd) {
+        return Err(field("spec.replay.compression.rank", rank, "absent, except with kind PowerSgd"));
+    }
     Ok(())
 }
 
@@ -414,6 +417,9 @@ mod tests {
         assert_eq!(text, "spec.replay.syncEvery is 2; allowed: 1 with precision F16");
         let text = refused(&[("/compression", serde_json::json!({ "kind": "F16", "share": 0.5 }))]);
         assert!(text.starts_with("spec.replay.compression.share is 0.5"), "{text}");
+        let text = refused(&[("/compression", serde_json::json!({ "kind": "TopK", "rank": 2 }))]);
+        assert!(text.starts_with("spec.replay.compression.rank is 2"), "{text}");
+        assert!(job(&[("/compression", serde_json::json!({ "kind": "PowerSgd", "rank": 2 }))]).is_ok());
     }
 
     #[test]

@@ -16,6 +16,7 @@
 mod average;
 pub mod balance;
 pub mod baseline;
+pub mod boosted;
 pub mod buffer;
 mod checkpoint;
 mod compression;
@@ -34,7 +35,7 @@ mod trainer;
 pub use checkpoint::{Checkpoint, CheckpointError, FileEntry, Manifest, TensorEntry};
 pub use compression::{GradientCompression, GradientEncoding};
 pub use in_process::{InProcess, InProcessError};
-pub use reduce::{Alone, CompressedSum, LocalGradient, Reduce, SumError};
+pub use reduce::{Alone, CompressedSum, LocalGradient, LowRankSum, Reduce, Round, SumError};
 pub use throughput::{TimeModel, TimeObserver};
 pub use trainer::{
     Counters, LocalStep, Normalization, StepOutcome, StepReport, SummationOrder, TrainError, Trainer, TrainerError,

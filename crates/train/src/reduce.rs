@@ -1,6 +1,9 @@
 //! What a training step needs of a group: the sum of gradients and of loss moments over its members.
 
+use std::sync::Arc;
+
 use engram_collective::compress::{self, Compression};
+use engram_collective::low_rank::LowRank;
 use engram_neural::tree::{Node, TreeError, combine};
 use engram_neural::{GradientSum, Moments};
 use thiserror::Error;
@@ -20,6 +23,8 @@ pub enum LocalGradient {
     },
     /// One sum, compressed. The group adds the decoded sums in rank order.
     Compressed(CompressedSum),
+    /// One sum, of which the group adds the factors of an approximation in rank order.
+    LowRank(LowRankSum),
 }
 
 /// A compressed sum over a member's samples.
@@ -37,6 +42,69 @@ pub struct CompressedSum {
     pub samples: u64,
     /// As in [`GradientSum`].
     pub loss: f64,
+}
+
+/// A sum over a member's samples that travels as factors of its matrices, see [`LowRank`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct LowRankSum {
+    /// The approximation, the same on all members.
+    pub plan: Arc<LowRank>,
+    /// The basis of the step, the same on all members.
+    pub basis: Arc<Vec<f32>>,
+    /// The sum and what was lost before.
+    pub values: Vec<f32>,
+    /// As in [`GradientSum`].
+    pub samples: u64,
+    /// As in [`GradientSum`].
+    pub loss: f64,
+}
+
+impl LowRankSum {
+    /// Adds the sums of all members in two rounds. `add` returns the sum of a vector over all members, in rank order.
+    ///
+    /// # Errors
+    /// Those of `add`.
+    pub fn reduce<E>(&self, mut add: impl FnMut(Round, &[f32]) -> Result<Vec<f32>, E>) -> Result<Vec<f32>, E> {
+        let mut left = add(Round::Left, &self.left())?;
+        self.plan.orthonormalize(&mut left);
+        let right = self.plan.right(&self.values, &left);
+        let right = if right.is_empty() { right } else { add(Round::Right, &right)? };
+        Ok(self.plan.expand(&left, &right))
+    }
+
+    fn left(&self) -> Vec<f32> {
+        self.plan.left(&self.values, &self.basis)
+    }
+
+    /// Adds the sums of all members, given in rank order.
+    ///
+    /// # Panics
+    /// There are none.
+    fn add_all(parts: &[&Self]) -> GradientSum {
+        let all = |of: &dyn Fn(&Self) -> Vec<f32>| {
+            let mut sums = parts.iter().map(|part| of(part));
+            let first = sums.next().expect("a group has a member");
+            sums.fold(first, |mut total, part| {
+                total.iter_mut().zip(part).for_each(|(total, value)| *total += value);
+                total
+            })
+        };
+        let plan = &parts[0].plan;
+        let mut left = all(&Self::left);
+        plan.orthonormalize(&mut left);
+        let right = all(&|part| plan.right(&part.values, &left));
+        let samples = parts.iter().map(|part| part.samples).sum();
+        GradientSum { values: plan.expand(&left, &right), samples, loss: parts.iter().map(|part| part.loss).sum() }
+    }
+}
+
+/// Rounds in which factors are added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Round {
+    /// Left factors, and what travels as it is.
+    Left,
+    /// Right factors.
+    Right,
 }
 
 /// Sums that cannot be added.
@@ -122,7 +190,7 @@ pub(crate) fn sum_moments<'a>(parts: impl IntoIterator<Item = &'a [Moments]>) ->
 /// Members use different orders of summation, or there are none.
 pub(crate) fn sum_gradients(parts: &[&LocalGradient]) -> Result<GradientSum, SumError> {
     let mut total: Option<GradientSum> = None;
-    let (mut subtrees, mut compressed) = (Vec::new(), Vec::new());
+    let (mut subtrees, mut compressed, mut factored) = (Vec::new(), Vec::new(), Vec::new());
     let mut leaf_count = 0;
     for part in parts {
         match part {
@@ -135,7 +203,12 @@ pub(crate) fn sum_gradients(parts: &[&LocalGradient]) -> Result<GradientSum, Sum
                 subtrees.extend(sums.iter().cloned());
             }
             LocalGradient::Compressed(sum) => compressed.push(sum),
+            LocalGradient::LowRank(sum) => factored.push(sum),
         }
+    }
+    if !factored.is_empty() {
+        assert_eq!(factored.len(), parts.len(), "members use different orders of summation");
+        return Ok(LowRankSum::add_all(&factored));
     }
     if !compressed.is_empty() {
         assert_eq!(compressed.len(), parts.len(), "members use different orders of summation");

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::compression::GradientCompression;
+use crate::compression::{Factors, GradientCompression};
 use crate::reduce::{LocalGradient, Reduce};
 
 /// What is trained and how.
@@ -157,7 +157,7 @@ pub struct LocalStep {
     pub moments: Moments,
     /// Losses and errors of the member's samples, in order.
     pub samples: SampleErrors,
-    /// With compression: what the next steps of this member make up for once this one is committed.
+    /// With compression of values one by one: what the next steps of this member make up for once this one is committed.
     pub feedback: Option<Vec<f32>>,
 }
 
@@ -201,6 +201,8 @@ pub struct Trainer {
     pub(crate) counters: Counters,
     /// Lost by the compression of this member's sums so far; empty without compression. It differs between members.
     pub(crate) feedback: Vec<f32>,
+    /// With `PowerSgd`: the approximation of gradients, equal on all members.
+    pub(crate) factors: Option<Factors>,
     /// Update within a step, of a member that updates alone.
     pub(crate) update: u32,
     /// Whether a step that is not finite is skipped rather than an error.
@@ -243,6 +245,7 @@ impl Trainer {
             scaled: scaler.is_some(),
             counters: Counters::default(),
             feedback: vec![0.0; feedback],
+            factors: spec.compression.as_ref().and_then(|it| it.factors(model.views())),
             update: 0,
             schedule: Schedule::new(spec.schedule)?,
             engine: GradientEngine::with_precision(spec.precision),
@@ -287,6 +290,9 @@ impl Trainer {
         };
         floats(self.model.parameters());
         self.optimizer.state().iter().for_each(|(_, values)| floats(values));
+        if let Some(factors) = &self.factors {
+            floats(&factors.basis);
+        }
         let scaler = self.scaler.state();
         floats(&[scaler.scale]);
         let counters = self.counters;
@@ -364,13 +370,14 @@ impl Trainer {
             SummationOrder::Rank { .. } => {
                 let zero = || GradientSum { values: vec![0.0; self.model.parameter_count()], ..GradientSum::default() };
                 let sum = sums.pop().map_or_else(zero, |(_, sum)| sum);
-                match &self.spec.compression {
-                    Some(compression) => {
+                match (&self.spec.compression, &self.factors) {
+                    (_, Some(factors)) => LocalGradient::LowRank(factors.correct(&sum, &self.feedback)),
+                    (Some(compression), None) => {
                         let (sum, lost) = compression.compress(&sum, &self.feedback);
                         feedback = Some(lost);
                         LocalGradient::Compressed(sum)
                     }
-                    None => LocalGradient::Sum(sum),
+                    (None, None) => LocalGradient::Sum(sum),
                 }
             }
             SummationOrder::PartitionInvariant { leaves, .. } => LocalGradient::Subtrees { leaves: *leaves, sums },
@@ -446,10 +453,13 @@ impl Trainer {
         if let Some(feedback) = local.feedback {
             self.feedback = feedback;
         }
+        if let (LocalGradient::LowRank(own), Some(factors), true) = (&local.gradient, &mut self.factors, finite) {
+            self.feedback = factors.finish(own, reduced);
+        }
         match local.gradient {
             LocalGradient::Sum(sum) => self.engine.recycle(sum),
             LocalGradient::Subtrees { sums, .. } => sums.into_iter().for_each(|(_, sum)| self.engine.recycle(sum)),
-            LocalGradient::Compressed(_) => {}
+            LocalGradient::Compressed(_) | LocalGradient::LowRank(_) => {}
         }
         Ok(StepReport { step, outcome, samples: reduced.samples, loss, gradient_norm, rate, scale })
     }

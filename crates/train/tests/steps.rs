@@ -288,7 +288,7 @@ fn compressed_sums_train_alike_on_all_members_and_resume_with_what_was_lost() {
     let exact = group_of(vec![Trainer::new(&uncoupled("")).unwrap()], &[300], (60, 1)).pop().unwrap();
     let start = Trainer::new(&uncoupled("")).unwrap();
     let moved = largest_difference(&exact, &start);
-    for compression in ["kind: Bf16", "kind: F16", "kind: TopK, share: 0.2"] {
+    for compression in ["kind: Bf16", "kind: F16", "kind: TopK, share: 0.2", "kind: PowerSgd, rank: 2"] {
         let spec = uncoupled(&format!("compression: {{ {compression}, samples: 300 }}\n"));
         let fresh = |count: usize| (0..count).map(|_| Trainer::new(&spec).unwrap()).collect::<Vec<_>>();
         let members = group_of(fresh(3), &[200, 90, 10], (60, 1));

@@ -9,7 +9,7 @@ use engram_neural::tree::{Node, TreeError, combine, subtrees};
 use engram_neural::{GradientSum, Moments};
 use engram_train::job::{Job, LEAVES};
 use engram_train::sharing::{Planner, Shares};
-use engram_train::{CompressedSum, LocalGradient, Reduce};
+use engram_train::{CompressedSum, LocalGradient, Reduce, Round};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ const COUNTS: u32 = 1;
 const MOMENTS: u32 = 2;
 const FLAGS: u32 = 3;
 const COMPRESSED: u32 = 4;
+const RIGHT_FACTORS: u32 = 5;
 /// Bytes of the moments of one leaf.
 const MOMENT_BYTES: usize = 6 * 8;
 /// Bytes of a count and a loss.
@@ -197,7 +198,7 @@ impl GroupReduce<'_> {
     }
 
     /// Adds vectors of all ranks element by element.
-    fn sum(&mut self, input: &[f32]) -> Result<Vec<f32>, ReduceError> {
+    fn sum(&mut self, bucket: u32, input: &[f32]) -> Result<Vec<f32>, ReduceError> {
         let mut output = vec![0.0; input.len()];
         let Connections { generation, members, rank, transport } = &mut *self.connections;
         let Some(transport) = transport else { return Ok(input.to_vec()) };
@@ -214,7 +215,7 @@ impl GroupReduce<'_> {
             true
         };
         let mut wait = Wait::new(self.limit, self.cancel, &mut keep_waiting);
-        let reduction = Reduction { generation: *generation, step: self.step, bucket: GRADIENT };
+        let reduction = Reduction { generation: *generation, step: self.step, bucket };
         self.executor.all_reduce(transport, reduction, &plan, input, &mut output, &mut wait)?;
         Ok(output)
     }
@@ -268,15 +269,16 @@ impl Reduce for GroupReduce<'_> {
         match local {
             LocalGradient::Sum(sum) => {
                 let counts = self.counts(sum.samples, sum.loss, 0)?;
-                let values = self.sum(&sum.values)?;
-                let mut total = GradientSum { values, ..GradientSum::default() };
-                for Counts { samples, loss, .. } in counts {
-                    total.samples += samples;
-                    total.loss += loss;
-                }
-                Ok(total)
+                let values = self.sum(GRADIENT, &sum.values)?;
+                Ok(counted(values, &counts))
             }
             LocalGradient::Compressed(sum) => self.sum_compressed(sum),
+            LocalGradient::LowRank(sum) => {
+                let counts = self.counts(sum.samples, sum.loss, 0)?;
+                let bucket = |round| if round == Round::Left { GRADIENT } else { RIGHT_FACTORS };
+                let values = sum.reduce(|round, values| self.sum(bucket(round), values))?;
+                Ok(counted(values, &counts))
+            }
             LocalGradient::Subtrees { sums, .. } => {
                 let own: Vec<u8> = sums.iter().flat_map(|(_, sum)| encode_count(sum)).collect();
                 let nodes = |rank: usize| subtrees(Job::leaves(rank, ranks));
@@ -293,6 +295,16 @@ impl Reduce for GroupReduce<'_> {
             }
         }
     }
+}
+
+/// Returns a sum with the samples and losses of all ranks.
+fn counted(values: Vec<f32>, counts: &[Counts]) -> GradientSum {
+    let total = GradientSum { values, ..GradientSum::default() };
+    counts.iter().fold(total, |mut total, Counts { samples, loss, .. }| {
+        total.samples += samples;
+        total.loss += loss;
+        total
+    })
 }
 
 fn encode_count(sum: &GradientSum) -> [u8; COUNT_BYTES] {

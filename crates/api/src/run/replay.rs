@@ -464,6 +464,10 @@ pub struct ReplayCompression {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub share: Option<f64>,
+    /// With `PowerSgd`: rank of the approximation of each matrix, 1 to 64; absent means 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64))]
+    pub rank: Option<u64>,
 }
 
 words! {
@@ -475,6 +479,8 @@ words! {
         F16,
         /// The largest values by magnitude.
         TopK,
+        /// Matrices as products of two thin matrices, in two sums.
+        PowerSgd,
     }
 }
 
