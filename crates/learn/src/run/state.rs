@@ -249,7 +249,6 @@ impl RunState {
             tasks: None,
             training: None,
             federated: None,
-            job: None,
             message: String::new(),
             code: String::new(),
         }
