@@ -102,11 +102,14 @@ fn train_with_options(cluster: &Cluster) {
     let exact = with("exact", "    sync: ParameterServer\n    balance: { every: 5, maxRatio: 3 }\n");
     assert!(exact["metrics"]["part_ratio"].as_f64() >= Some(1.0), "{exact}");
     let compressed = with("compressed", "    compression: { kind: TopK, share: 0.05 }\n");
+    let factored = with("factored", "    compression: { kind: PowerSgd, rank: 2 }\n");
     let bytes = |run: &Value| run["metrics"]["reduced_bytes_per_step"].as_f64().expect("a number");
     assert!(4.0 * bytes(&compressed) < bytes(&exact), "{compressed} {exact}");
-    for run in [&local, &exact, &compressed] {
+    assert!(4.0 * bytes(&factored) < bytes(&exact), "{factored} {exact}");
+    for run in [&local, &exact, &compressed, &factored] {
         assert!(run["metrics"]["held_out_correlation"].as_f64() > Some(0.3), "{run}");
         assert!(run["metrics"]["ridge_squared_error"].as_f64() > Some(0.0), "{run}");
+        assert!(run["metrics"]["boosted_squared_error"].as_f64() > Some(0.0), "{run}");
     }
     assert_ne!(exact["outputs"]["digest"], compressed["outputs"]["digest"]);
 }
@@ -123,6 +126,7 @@ fn train_from_tables(cluster: &Cluster) {
     let digits = train(cluster, "digits", table("digits", "example: { name: Digits }", ("pixels", 64), "digit"));
     assert!(digits["metrics"]["held_out_accuracy"].as_f64() > Some(0.8), "{digits}");
     assert!(digits["metrics"]["ridge_accuracy"].as_f64() > Some(0.8), "{digits}");
+    assert!(digits["metrics"]["boosted_accuracy"].as_f64() > Some(0.8), "{digits}");
     cluster
         .engram_with(&["predict", "digits", "--input", "-"], "1,2\n")
         .fails_with(2, &["reads the numbers of a table"]);

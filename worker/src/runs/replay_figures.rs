@@ -51,6 +51,8 @@ pub(super) struct Figures {
     /// Newest progress of the first rank.
     last: v1::TrainingProgress,
     stall_seconds: f64,
+    /// Of the newest loss of a member that the first rank observed; 0 before.
+    recovery_seconds: f64,
     /// Figures of a buffer; `None` with another source.
     items: Option<ItemFigures>,
     /// Newest measured ratio of the spreads of predictions and targets; 0 before the first.
@@ -81,6 +83,7 @@ impl Figures {
             members: 0,
             last: v1::TrainingProgress::default(),
             stall_seconds: 0.0,
+            recovery_seconds: 0.0,
             items: is_buffer.then(ItemFigures::default),
             spread_ratio: 0.0,
             parts: BTreeMap::new(),
@@ -119,6 +122,9 @@ impl Figures {
         self.stall_seconds = self.stall_seconds.max(progress.checkpoint_stall_seconds);
         if rank != Some(0) {
             return;
+        }
+        if progress.recovery_seconds > 0.0 {
+            self.recovery_seconds = progress.recovery_seconds;
         }
         self.meter.record_step(progress.samples, progress.wall_seconds, progress.reduce_seconds);
         let window = &mut self.window;
@@ -196,6 +202,9 @@ impl Figures {
             // One worker is left of several.
             ("fallback".to_owned(), f64::from(u8::from(self.members == 1 && workers > 1))),
         ]);
+        if self.recovery_seconds > 0.0 {
+            metrics.insert("recovery_seconds".to_owned(), self.recovery_seconds);
+        }
         if self.spread_ratio > 0.0 {
             metrics.insert("spread_ratio".to_owned(), self.spread_ratio);
         }
@@ -270,13 +279,14 @@ pub(super) fn findings(
     let summary = verdicts.iter().map(|(_, text)| text.clone()).collect();
     let page = training_page(&state.name, &about, verdicts, tiles, &training.history)?;
     let mut metrics = BTreeMap::from([("parameters".to_owned(), result.parameters as f64)]);
-    if let Some(ridge) = &result.ridge {
-        metrics.extend(if result.classes > 0 {
-            vec![("ridge_accuracy".to_owned(), ridge.accuracy)]
+    for (name, baseline) in [("ridge", &result.ridge), ("boosted", &result.boosted)] {
+        let Some(TrainingBaseline { squared_error, correlation, accuracy }) = *baseline else { continue };
+        if result.classes > 0 {
+            metrics.insert(format!("{name}_accuracy"), accuracy);
         } else {
-            let TrainingBaseline { squared_error, correlation, .. } = *ridge;
-            vec![("ridge_squared_error".to_owned(), squared_error), ("ridge_correlation".to_owned(), correlation)]
-        });
+            metrics.insert(format!("{name}_squared_error"), squared_error);
+            metrics.insert(format!("{name}_correlation"), correlation);
+        }
     }
     if result.classes > 0 {
         metrics.insert("held_out_accuracy".to_owned(), result.accuracy);
@@ -312,7 +322,7 @@ fn held_out_verdicts(result: &v1::TrainingResult) -> Vec<(bool, String)> {
             100.0 * result.accuracy,
             result.held_out
         );
-        return [(true, text)].into_iter().chain(winner(result)).collect();
+        return [(true, text)].into_iter().chain(comparisons(result)).collect();
     }
     let is_collapsed = result.spread_ratio < COLLAPSED;
     let spread = if is_collapsed {
@@ -324,26 +334,27 @@ fn held_out_verdicts(result: &v1::TrainingResult) -> Vec<(bool, String)> {
         "On {} held-out samples the predictions correlate with the targets by {:.3}.",
         result.held_out, result.correlation
     );
-    [(result.correlation > 0.9, correlation), (!is_collapsed, spread)].into_iter().chain(winner(result)).collect()
+    [(result.correlation > 0.9, correlation), (!is_collapsed, spread)].into_iter().chain(comparisons(result)).collect()
 }
 
-/// Compares the model with a ridge regression on the same samples.
-fn winner(result: &v1::TrainingResult) -> Option<(bool, String)> {
-    let ridge = result.ridge.as_ref()?;
+/// Compares the model with other predictors that were fitted to the same samples.
+fn comparisons(result: &v1::TrainingResult) -> Vec<(bool, String)> {
+    let baselines = [("a ridge regression", &result.ridge), ("boosted trees", &result.boosted)];
+    let compared = baselines.into_iter().filter_map(|(name, baseline)| Some(comparison(result, name, baseline.as_ref()?)));
+    compared.collect()
+}
+
+fn comparison(result: &v1::TrainingResult, name: &str, baseline: &TrainingBaseline) -> (bool, String) {
     let (wins, figures) = if result.classes > 0 {
         let figures =
-            format!("{:.1} % against {:.1} % of the classes", 100.0 * result.accuracy, 100.0 * ridge.accuracy);
-        (result.accuracy > ridge.accuracy, figures)
+            format!("{:.1} % against {:.1} % of the classes", 100.0 * result.accuracy, 100.0 * baseline.accuracy);
+        (result.accuracy > baseline.accuracy, figures)
     } else {
-        let figures = format!("squared error {:.5} against {:.5}", result.squared_error, ridge.squared_error);
-        (result.squared_error < ridge.squared_error, figures)
+        let figures = format!("squared error {:.5} against {:.5}", result.squared_error, baseline.squared_error);
+        (result.squared_error < baseline.squared_error, figures)
     };
-    let text = if wins {
-        format!("The model is better than a ridge regression on the held-out samples: {figures}.")
-    } else {
-        format!("A ridge regression is as good as the model or better on the held-out samples: {figures}.")
-    };
-    Some((wins, text))
+    let verb = if wins { "beats" } else { "does not beat" };
+    (wins, format!("The model {verb} {name} on the held-out samples: {figures}."))
 }
 
 fn buffer_verdicts(replay: &ReplayRun, loss: f64) -> Vec<(bool, String)> {

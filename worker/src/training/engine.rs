@@ -225,6 +225,9 @@ impl Engine {
         self.span.1 = Span::none();
         if let (Some(planned), Some(open)) = (self.planned.take(), &self.connections) {
             self.shares = Some((open.generation, planned));
+        if let Some(open) = &self.connections {
+            self.meter.note_members(open.generation, &open.members);
+        }
         }
         self.meter.add(&report, kept.data.names.len() as u64);
         if self.meter.is_due() || step == self.job.steps {
@@ -323,7 +326,9 @@ impl Engine {
             Ok(result) => result,
             Err(error) => return self.fail(error),
         };
-        let ridge = self.source.dataset().and_then(engram_train::baseline::ridge);
+        let data = self.source.dataset();
+        let ridge = data.and_then(engram_train::baseline::ridge);
+        let boosted = data.and_then(engram_train::boosted::boosted_trees);
         self.send(EngineEvent::Completed(v1::TrainingResult {
             step: self.position.step,
             digest: format!("{:032x}", self.trainer.digest()),
@@ -336,11 +341,8 @@ impl Engine {
             checkpoint: self.checkpoints.folder.step(self.position.step).display().to_string(),
             accuracy: result.accuracy,
             classes: result.classes,
-            ridge: ridge.map(|it| v1::TrainingBaseline {
-                squared_error: it.squared_error,
-                correlation: it.correlation,
-                accuracy: it.accuracy,
-            }),
+            ridge: ridge.as_ref().map(baseline),
+            boosted: boosted.as_ref().map(baseline),
         }));
     }
 
@@ -354,6 +356,11 @@ impl Engine {
         evaluate_rows(self.trainer.model(), loss, &rows, 0).map_err(|error| chain(&error))
     }
 }
+fn baseline(found: &Evaluation) -> v1::TrainingBaseline {
+    let Evaluation { squared_error, correlation, accuracy, .. } = *found;
+    v1::TrainingBaseline { squared_error, correlation, accuracy }
+}
+
 
 /// Returns an error with its causes.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {

@@ -1,6 +1,7 @@
 //! Progress messages of a member: sums over the steps since the last one.
 
 use super::priorities::PriorityUpdates;
+use engram_collective::group::MemberId;
 use engram_proto::v1;
 use engram_train::StepReport;
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ pub(super) struct Meter {
     pub(super) since: Instant,
     pub(super) progress: v1::TrainingProgress,
     reduced_bytes: u64,
+    /// Generation and members of the last step, and when it was finished.
+    last: Option<(u64, Vec<MemberId>, Instant)>,
 }
 
 /// Counts of the member when a step is finished.
@@ -27,7 +30,7 @@ pub(super) struct Totals {
 impl Meter {
     pub(super) fn new() -> Self {
         let now = Instant::now();
-        Self { sent: now, since: now, progress: v1::TrainingProgress::default(), reduced_bytes: 0 }
+        Self { sent: now, since: now, progress: v1::TrainingProgress::default(), reduced_bytes: 0, last: None }
     }
 
     /// Adds a finished step.
@@ -39,6 +42,23 @@ impl Meter {
         progress.own_samples += own_samples;
         (progress.loss, progress.gradient_norm) = (report.loss, report.gradient_norm);
         progress.learning_rate = report.rate.into();
+    }
+
+    /// Notes who took part in a finished step; measures the time since the last one if a member was lost between them.
+    pub(super) fn note_members(&mut self, generation: u64, members: &[MemberId]) {
+        let now = Instant::now();
+        match &mut self.last {
+            Some((last, _, finished)) if *last == generation => *finished = now,
+            last => {
+                if let Some((_, before, finished)) = last
+                    && before.iter().any(|member| !members.contains(member))
+                {
+                    let longest = &mut self.progress.recovery_seconds;
+                    *longest = longest.max(now.duration_since(*finished).as_secs_f64());
+                }
+                *last = Some((generation, members.to_vec(), now));
+            }
+        }
     }
 
     /// Whether a message is due.
