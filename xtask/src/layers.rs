@@ -11,7 +11,7 @@ const LAYERS: [&[&str]; 7] = [
     &["memory", "objects", "trace"],
     &["proto", "cluster", "kernels", "api", "identity", "forecast", "telemetry"],
     &["wire", "collective", "replay", "neural", "tropical", "information"],
-    &["store", "client", "mapstore", "train", "geodesic", "federated"],
+    &["store", "client", "mapstore", "train", "geodesic", "federated", "devices"],
     &["learn", "coordinator", "faults", "simulation", "snapshot", "participant"],
     // Helpers of tests: everything below uses them as a dev-dependency only.
     &["worker", "operator", "testing"],

@@ -1,0 +1,135 @@
+//! Devices of a computation.
+
+use engram_kernels::partitioner::Resource;
+use engram_kernels::profiler::{Kind, Recorder};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Value of [`Health`] without a limit.
+const UNLIMITED: u64 = u64::MAX;
+
+/// A device that executes kernels one at a time, on a thread of its own.
+#[derive(Debug, Clone)]
+pub struct ComputeDevice {
+    name: String,
+    resource: Resource,
+    health: Health,
+    recorder: Recorder,
+}
+
+/// Whether a device is in use; clones share it. A removed device never returns: add a new one.
+#[derive(Debug, Clone)]
+pub struct Health {
+    /// Executions until the device is removed, the one that is lost included; 0 = removed.
+    left: Arc<AtomicU64>,
+}
+
+impl ComputeDevice {
+    /// Creates a device of unknown speed and unlimited memory that records nothing.
+    pub fn new(name: impl Into<String>) -> Self {
+        let name = name.into();
+        let resource = Resource { throughput: None, free_bytes: u64::MAX, latency_ns: 0, healthy: true };
+        let health = Health { left: Arc::new(AtomicU64::new(UNLIMITED)) };
+        let recorder = Recorder::off(name.clone());
+        Self { name, resource, health, recorder }
+    }
+
+    /// Sets the measured speed in items per second.
+    #[must_use]
+    pub const fn with_speed(mut self, items_per_second: Option<u64>) -> Self {
+        self.resource.throughput = items_per_second;
+        self
+    }
+
+    /// Sets the memory that work may use.
+    #[must_use]
+    pub const fn with_free_bytes(mut self, bytes: u64) -> Self {
+        self.resource.free_bytes = bytes;
+        self
+    }
+
+    /// Sets the recorder of its timeline.
+    #[must_use]
+    pub fn with_recorder(mut self, recorder: Recorder) -> Self {
+        self.recorder = recorder;
+        self
+    }
+
+    /// Returns the display name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the handle that removes the device.
+    pub fn health(&self) -> Health {
+        self.health.clone()
+    }
+
+    /// Returns the recorder of its timeline.
+    pub const fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+
+    /// Returns what the partitioner knows of the device.
+    pub fn resource(&self) -> Resource {
+        Resource { healthy: !self.health.is_removed(), ..self.resource }
+    }
+
+    /// Executes a kernel; `None` if the device was removed before or meanwhile, which loses the result.
+    pub(crate) fn execute<T>(&self, name: &'static str, kernel: impl FnOnce() -> T) -> Option<T> {
+        if self.health.is_removed() {
+            return None;
+        }
+        let result = self.recorder.span(Kind::Kernel, name, kernel);
+        self.health.count_execution().then_some(result)
+    }
+}
+
+impl Health {
+    /// Removes the device; the kernel that it executes is lost.
+    pub fn remove(&self) {
+        self.left.store(0, Ordering::Release);
+    }
+
+    /// Removes the device in the middle of the execution after the next `executions`.
+    pub fn remove_after(&self, executions: u64) {
+        self.left.store(executions.saturating_add(1), Ordering::Release);
+    }
+
+    /// Returns whether the device was removed.
+    pub fn is_removed(&self) -> bool {
+        self.left.load(Ordering::Acquire) == 0
+    }
+
+    /// Counts an execution. Returns whether its result counts.
+    fn count_execution(&self) -> bool {
+        let next = |left: u64| if left == UNLIMITED { left } else { left.saturating_sub(1) };
+        let before = self.left.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| Some(next(left)));
+        before.is_ok_and(|left| next(left) > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removed_device_loses_the_execution_in_progress() {
+        let device = ComputeDevice::new("a");
+        let health = device.health();
+        assert_eq!(device.execute("pass", || 1), Some(1));
+        assert_eq!(device.execute("pass", || health.remove()), None);
+        assert_eq!(device.execute("pass", || 1), None, "a removed device executes nothing");
+        assert!(!device.resource().healthy);
+    }
+
+    #[test]
+    fn device_is_removed_in_the_middle_of_the_execution_after_the_given_number() {
+        let device = ComputeDevice::new("a");
+        device.health().remove_after(2);
+        let mut executed = 0;
+        let results: Vec<bool> = (0..5).map(|_| device.execute("pass", || executed += 1).is_some()).collect();
+        assert_eq!(results, [true, true, false, false, false]);
+        assert_eq!(executed, 3, "the third execution began and was lost");
+    }
+}
