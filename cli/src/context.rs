@@ -35,13 +35,19 @@ pub(crate) struct GlobalOptions {
     )]
     pub(crate) address: Vec<String>,
     /// CA certificates (PEM) that the workers' certificates must be signed by; enables TLS with --address
-    #[arg(long, value_name = "FILE", global = true)]
+    #[arg(long, value_name = "FILE", global = true, env = "ENGRAM_CERTIFICATE_AUTHORITY")]
     pub(crate) certificate_authority: Option<PathBuf>,
     /// Client certificate (PEM), with --certificate-authority
-    #[arg(long, value_name = "FILE", global = true, requires = "certificate_authority")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        global = true,
+        requires = "certificate_authority",
+        env = "ENGRAM_CLIENT_CERTIFICATE"
+    )]
     pub(crate) client_certificate: Option<PathBuf>,
     /// Private key (PEM) of the client certificate [default: in the file of --client-certificate]
-    #[arg(long, value_name = "FILE", global = true, requires = "client_certificate")]
+    #[arg(long, value_name = "FILE", global = true, requires = "client_certificate", env = "ENGRAM_CLIENT_KEY")]
     pub(crate) client_key: Option<PathBuf>,
     /// File with a service account token to present instead of a client certificate; read again when it changes
     #[arg(long, value_name = "FILE", global = true, env = "ENGRAM_TOKEN_FILE")]
@@ -127,6 +133,10 @@ impl GlobalOptions {
         }
         if !is_option("address") {
             self.address.clear();
+            // They belong to the address.
+            if !is_option("certificate_authority") {
+                (self.certificate_authority, self.client_certificate, self.client_key) = (None, None, None);
+            }
         }
         if !is_option("state_dir") {
             self.state_dir = None;

@@ -195,7 +195,7 @@ pub(crate) struct Table {
 
 #[derive(Debug, Clone)]
 struct Column {
-    name: &'static str,
+    name: String,
     right: bool,
     wide: bool,
 }
@@ -203,11 +203,11 @@ struct Column {
 impl Table {
     /// Creates a table. A column name with prefix `>` is right-aligned; one with prefix `+` is shown only with `-o wide` and `-o tsv`.
     /// `-o name` prints the first column.
-    pub(crate) fn new(columns: &[&'static str]) -> Self {
-        let column = |name: &&'static str| {
+    pub(crate) fn new(columns: &[&str]) -> Self {
+        let column = |name: &&str| {
             let bare = name.trim_start_matches(['>', '+']);
             let marks = &name[..name.len() - bare.len()];
-            Column { name: bare, right: marks.contains('>'), wide: marks.contains('+') }
+            Column { name: bare.to_owned(), right: marks.contains('>'), wide: marks.contains('+') }
         };
         Self { columns: columns.iter().map(column).collect(), rows: Vec::new() }
     }
@@ -231,7 +231,7 @@ impl Table {
     }
 
     fn to_tsv(&self) -> String {
-        let header: Vec<String> = self.columns.iter().map(|column| column.name.to_owned()).collect();
+        let header: Vec<String> = self.columns.iter().map(|column| column.name.clone()).collect();
         let lines = std::iter::once(&header).chain(&self.rows);
         lines.map(|row| row.iter().map(|text| tsv_cell(text)).collect::<Vec<_>>().join("\t") + "\n").collect()
     }

@@ -4,6 +4,7 @@
     python ddp_elastic.py                           # three processes and a local cluster of three workers
     python ddp_elastic.py --ddp                     # through DistributedDataParallel and its communication hook
     python ddp_elastic.py --address grpc://worker-0:7443
+    engram up examples/job.yaml --exit-when-done    # as a run of kind Job: each of its processes is one of the group
 
 One process is killed in the middle, and another one joins. At the end all processes print the digest of parameters and optimizer state, which must
 be the same, and every step must have been taken exactly once.
@@ -11,6 +12,7 @@ be the same, and every step must have been taken exactly once.
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -140,7 +142,12 @@ def main(address: str) -> None:
             it.process.kill()
 
 
-if arguments.member:
+if "ENGRAM_RUN" in os.environ and not arguments.member and not arguments.address:
+    # A process of a run of kind Job, which starts it again after a failure.
+    arguments.address, arguments.group = "env:", os.environ["ENGRAM_GROUP"]
+    arguments.processes = int(os.environ["ENGRAM_WORLD_SIZE"])
+    member()
+elif arguments.member:
     member()
 elif arguments.address:
     main(arguments.address)

@@ -1,6 +1,8 @@
 //! Validation and status of learning runs.
 
-use engram_api::status::{Condition, LearnerRunStatus, Progress, RunPhase, SnapshotResult, Truth, condition};
+use engram_api::status::{
+    Condition, JobStatus, LearnerRunStatus, Progress, RunPhase, SnapshotResult, Truth, condition,
+};
 use engram_api::{LearnerRunSpec, RunKind, parse_object};
 use engram_proto::v1;
 use serde_json::Value;
@@ -111,12 +113,14 @@ pub struct RunReport {
     pub kind: Option<RunKind>,
     /// Result of a snapshot.
     pub written: Option<SnapshotResult>,
+    /// Processes of a run of kind Job.
+    pub job: Option<JobStatus>,
 }
 
 impl RunReport {
     /// Returns whether the run waits for other runs: those that change no memories do not.
     fn queues(&self) -> bool {
-        self.kind.is_none_or(|kind| kind != RunKind::Snapshot && !kind.has_tasks())
+        self.kind.is_none_or(|kind| !matches!(kind, RunKind::Snapshot | RunKind::Job) && !kind.has_tasks())
     }
 }
 
@@ -330,6 +334,7 @@ pub fn run_status(
         status.driver.clone_from(&report.driver);
         status.outputs.clone_from(&report.outputs);
         status.snapshot.clone_from(&report.written);
+        status.job.clone_from(&report.job);
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         let is_ended = phase != RunPhase::Running;
         // The workers may have no figures of a run that ended before its driver reported any.
@@ -350,6 +355,7 @@ pub fn run_status(
 fn progress_text(report: &RunReport) -> String {
     let (one, many) = match report.kind {
         Some(RunKind::Snapshot) => ("partition", "partitions"),
+        Some(RunKind::Job) => ("process", "processes"),
         Some(kind) if kind.has_tasks() => ("task", "tasks"),
         _ => ("epoch", "epochs"),
     };
@@ -358,7 +364,8 @@ fn progress_text(report: &RunReport) -> String {
         all => format!("{one} {} of {all}", report.epoch),
     };
     // The current step, or what the run waits for.
-    let is_running = report.phase == v1::RunPhase::Running && !report.message.is_empty();
+    let is_open = matches!(report.phase, v1::RunPhase::Running | v1::RunPhase::Suspended);
+    let is_running = is_open && !report.message.is_empty();
     if is_running { format!("{done}; {}", report.message) } else { done }
 }
 

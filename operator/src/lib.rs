@@ -27,6 +27,7 @@ mod cluster_progress;
 mod cluster_status;
 mod coordinator_goal;
 mod dependency;
+pub mod job_status;
 mod last_valid_spec;
 pub mod learner_run;
 pub mod lease;

@@ -60,11 +60,11 @@ impl Run {
     }
 }
 
-/// Returns whether a run changes the memories of its cluster. Snapshots and runs that are split into tasks do not.
+/// Returns whether a run changes the memories of its cluster. Snapshots, jobs and runs that are split into tasks do not.
 pub fn needs_turn(object: &Value) -> bool {
     let kind = object.pointer("/spec/kind").and_then(Value::as_str).unwrap_or_default();
     let kind = RunKind::ALL.iter().find(|it| it.as_str() == kind);
-    kind.is_none_or(|kind| *kind != RunKind::Snapshot && !kind.has_tasks())
+    kind.is_none_or(|kind| !matches!(kind, RunKind::Snapshot | RunKind::Job) && !kind.has_tasks())
 }
 
 /// Queue position of a waiting run.

@@ -3,6 +3,9 @@
 //! Update the files with `UPDATE_GOLDEN=1 cargo test -p engram-operator` and review the diff: changing the pod template of an existing
 //! revision restarts all workers.
 
+#[path = "objects/job.rs"]
+mod job;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 

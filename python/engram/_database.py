@@ -316,6 +316,7 @@ def connect(
     ``"file:./data"``      starts a local cluster whose data is in a folder
     ``"cluster.yaml"``     the local cluster of a manifest: the running one, or what ``engram up`` would start
     ``"grpc://host:7443"``  workers of a cluster, comma-separated; the others are discovered
+    ``"env:"``             the cluster of a run of kind Job, whose processes have its address and credentials as variables
     ``"kube://ns/name"``   a cluster in Kubernetes, through its API server, as the kubeconfig says; ``?context=`` selects a context
     =====================  ==============================================================================================
 
@@ -327,6 +328,8 @@ def connect(
     """
     limit = seconds(timeout) or 30.0
     text = None if address is None else os.fspath(address)
+    if text == "env:":
+        return _of_job(limit)
     if text is not None and text.startswith("grpc://"):
         return _remote(text, limit, tls, token)
     if tls is not None or token is not None:
@@ -334,7 +337,7 @@ def connect(
     if text is not None and text.startswith("kube://"):
         return _in_kubernetes(text, limit)
     if text is not None and "://" in text:
-        allowed = "file:FOLDER, a manifest, grpc://HOST:PORT, kube://NAMESPACE/CLUSTER, or none"
+        allowed = "file:FOLDER, a manifest, grpc://HOST:PORT, kube://NAMESPACE/CLUSTER, env:, or none"
         raise create("Config", f"address is {text!r}; allowed: {allowed}", "ENG-0104")
     if text is not None and not text.startswith("file:"):
         if workers is not None or config is not None:
@@ -374,6 +377,16 @@ def local_client(folder: Path, limit: float) -> _engram.Client:
     return _engram.Client(
         runtime(), addresses, cluster=endpoints["cluster"], owner_key=owner_key(folder), timeout=limit
     )
+
+
+def _of_job(limit: float) -> Database:
+    """Connects to the cluster that the environment of a process of a job names."""
+    address = os.environ.get("ENGRAM_ADDRESS")
+    if not address:
+        raise create("Config", "address is 'env:', but ENGRAM_ADDRESS is not set; allowed: in a process of a run of kind Job", "ENG-0103")
+    variables = {"ca": "CERTIFICATE_AUTHORITY", "certificate": "CLIENT_CERTIFICATE", "key": "CLIENT_KEY"}
+    files = {name: path for name, variable in variables.items() if (path := os.environ.get(f"ENGRAM_{variable}"))}
+    return _remote(f"grpc://{address}", limit, files or None, os.environ.get("ENGRAM_TOKEN_FILE") or None)
 
 
 def _remote(

@@ -8,6 +8,8 @@ mod faults;
 mod federated;
 #[path = "runs/graph.rs"]
 mod graph;
+#[path = "runs/job.rs"]
+mod job;
 #[path = "runs/replay.rs"]
 mod replay;
 
@@ -249,6 +251,12 @@ fn runs_of_tasks_give_the_same_results_on_any_number_of_workers_and_after_kills(
         (message.contains("on worker 0") && message.contains("on worker 1")).then_some(message)
     });
     assert!(message.contains("task ") && message.contains("fold "), "{message}");
+    wait_for("a list of both tasks", DEADLINE, || {
+        let tasks = cluster.engram(&["list", "tasks", "-o", "json"]).exits_with(0).json()["items"].clone();
+        let values = |key| tasks.as_array().into_iter().flatten().map(|task| task[key].as_u64()).collect::<Vec<_>>();
+        let (numbers, workers) = (values("task"), values("worker"));
+        (workers == [Some(0), Some(1)]).then(|| assert_ne!(numbers[0], numbers[1], "one task has two workers: {tasks}"))
+    });
     // One of them drives the run.
     cluster.kill_in_turn(0..2);
     let run = wait_for("the run to finish", DEADLINE, || {

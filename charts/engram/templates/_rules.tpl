@@ -40,6 +40,10 @@ Permissions of the operator in watched namespaces. It creates Roles for workers,
 - apiGroups: [apps]
   resources: [statefulsets]
   verbs: [get, list, watch, create, patch, delete]
+# Runs of kind Job.
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, create, patch]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]

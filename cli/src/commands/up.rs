@@ -9,7 +9,7 @@ use crate::local::ports::{self, Ports};
 use crate::local::state::{self, Cluster, FORMAT, StateDir};
 use crate::local::supervisor::{DamagedWorkers, Event, Plan, Supervisor};
 use crate::local::traces::{self, TraceVariables};
-use crate::local::{Endpoints, admin, child, detach};
+use crate::local::{Endpoints, admin, child, detach, job};
 use crate::output::count;
 use crate::progress::Progress;
 use crate::route::{Endpoint, Route};
@@ -207,6 +207,10 @@ pub(crate) async fn run(arguments: &Up, context: &Context) -> anyhow::Result<Exi
     if !matches!(shutdown, Err(_) | Ok(Shutdown::RunsFinished(_))) {
         context.output.note("stopping; press Ctrl-C again to kill");
     }
+    tokio::select! {
+        () = job::stopped() => {}
+        () = signals.next() => {}
+    }
     supervisor.stop(signals.next()).await;
     if let Some(memories) = memories {
         let cluster = state.cluster()?.unwrap_or(created);
@@ -296,7 +300,7 @@ async fn serve(
     supervisor
         .while_running(async |events| {
             let result = tokio::select! {
-                result = Box::pin(execute_runs(&client, manifest, arguments, context)) => result,
+                result = Box::pin(execute_runs((&client, &local), manifest, arguments, context)) => result,
                 error = wait_for_failure(events, context) => return Err(error),
                 () = signals.next() => return Ok(Shutdown::Signal(Err(Exit(ExitCode::Interrupted).into()))),
             };
@@ -410,11 +414,16 @@ pub(crate) async fn wait_for_failure(events: &mut mpsc::Receiver<Event>, context
 }
 
 /// Executes the runs of the manifest in order.
-async fn execute_runs(client: &Client, manifest: &Manifest, arguments: &Up, context: &Context) -> anyhow::Result<()> {
+async fn execute_runs(
+    (client, local): (&Client, &Local),
+    manifest: &Manifest,
+    arguments: &Up,
+    context: &Context,
+) -> anyhow::Result<()> {
     if graph::is_graph(&manifest.runs) {
         // With --detach --wait the process in the foreground executes the graph.
         let is_elsewhere = arguments.wait && detach::is_child();
-        return if is_elsewhere { Ok(()) } else { graph::execute(client, manifest, context).await };
+        return if is_elsewhere { Ok(()) } else { graph::execute(client, local, manifest, context).await };
     }
     for object in &manifest.runs {
         let name = &object.metadata.name;
@@ -470,7 +479,7 @@ async fn start_detached(
     print_endpoints(&local.endpoints, folder, context);
     if arguments.wait {
         let client = Client::connect(local.options()?).await?;
-        Box::pin(execute_runs(&client, manifest, arguments, context)).await?;
+        Box::pin(execute_runs((&client, &local), manifest, arguments, context)).await?;
     }
     context.output.note(format!("running in the background as process {pid}"));
     print_next_steps(folder, context);

@@ -3,10 +3,12 @@
 use super::{Cluster, MANAGER, error};
 use crate::error::failure;
 use anyhow::Context as _;
-use engram_api::{ExitCode, LearnerRun, LearnerRunSpec, parse_object};
+use engram_api::status::{JobStatus, LearnerRunStatus, RunPhase as ObjectPhase};
+use engram_api::{Code, ExitCode, LearnerRun, LearnerRunSpec, parse_object};
+use engram_proto::v1::{RunPhase, RunStatus};
 use futures::FutureExt as _;
 use kube::Api;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -127,6 +129,24 @@ impl Cluster {
         Ok(Some(RunObject { state: object_state(&object), spec: spec_of(&object) }))
     }
 
+    /// Reads the runs of kind `Job` of the cluster, with their processes.
+    ///
+    /// # Errors
+    /// The API server rejects the request.
+    pub(crate) async fn jobs(&self) -> anyhow::Result<Vec<(RunStatus, JobStatus)>> {
+        let listed = self.runs().list(&ListParams::default()).boxed().await;
+        let describe =
+            |error: kube::Error| error::describe(&error, "to list the runs", "list learnerruns", &self.namespace);
+        let mut jobs = Vec::new();
+        for object in listed.map_err(describe)?.items {
+            let object = serde_json::to_value(object).context("failed to serialize the LearnerRun")?;
+            if object["spec"]["kind"] == "Job" && object["spec"]["clusterRef"]["name"] == self.name {
+                jobs.push(job_of(&object));
+            }
+        }
+        Ok(jobs)
+    }
+
     async fn run(&self, name: &str) -> anyhow::Result<Value> {
         let object = self.runs().get(name).boxed().await;
         let object = object
@@ -193,6 +213,39 @@ fn object_state(object: &Value) -> ObjectState {
             Stage::Submitted | Stage::Waiting(_) => ObjectState::Waiting,
         },
     }
+}
+
+/// Returns the status of a run of kind `Job`.
+fn job_of(object: &Value) -> (RunStatus, JobStatus) {
+    let status: LearnerRunStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
+    let message = |kind: &str| {
+        let condition = status.conditions.iter().find(|condition| condition.kind == kind);
+        condition.map_or_else(String::new, |condition| condition.message.clone())
+    };
+    let (phase, message) = match status.phase {
+        Some(ObjectPhase::Running) => (RunPhase::Running, message("Complete")),
+        Some(ObjectPhase::Suspended) => (RunPhase::Suspended, message("Complete")),
+        Some(ObjectPhase::Complete) => (RunPhase::Succeeded, String::new()),
+        Some(ObjectPhase::Failed) => (RunPhase::Failed, message("Failed")),
+        Some(ObjectPhase::Pending) | None => (RunPhase::Queued, message("Complete")),
+    };
+    let time = |text: &Option<String>| text.as_ref().and_then(|time| time.parse::<jiff::Timestamp>().ok());
+    let end = time(&status.completion_time).unwrap_or_else(jiff::Timestamp::now);
+    let elapsed = time(&status.start_time).map_or(0.0, |start| end.duration_since(start).as_secs_f64());
+    let job = status.job.unwrap_or_default();
+    let run = RunStatus {
+        name: object["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
+        phase: phase.into(),
+        epoch: u64::try_from(job.succeeded).unwrap_or_default(),
+        epochs: object["spec"]["job"]["replicas"].as_u64().unwrap_or(1),
+        elapsed_seconds: elapsed,
+        eta_seconds: -1.0,
+        message,
+        code: if phase == RunPhase::Failed { Code::RunFailed.id().to_owned() } else { String::new() },
+        kind: "Job".into(),
+        ..RunStatus::default()
+    };
+    (run, job)
 }
 
 /// Progress of the submission of a run.

@@ -5,6 +5,7 @@ pub(crate) mod certificates;
 pub(crate) mod child;
 pub(crate) mod detach;
 pub(crate) mod endpoints;
+pub(crate) mod job;
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod state;

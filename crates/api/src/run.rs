@@ -21,8 +21,8 @@ pub use dependency::{
 };
 pub use experience::{BetaSchedule, BufferSampler, BufferSource, PRIORITY_ALPHA, PRIORITY_BETA};
 pub use federated::{
-    FederatedClients, FederatedInit, FederatedLayer, FederatedModel, FederatedPrivacy, FederatedRun, FederatedStrategy,
-    FederatedStrategyKind, SecureAggregation,
+    FederatedClients, FederatedEncoding, FederatedInit, FederatedLayer, FederatedModel, FederatedPrivacy, FederatedRun,
+    FederatedStrategy, FederatedStrategyKind, SecureAggregation,
 };
 pub use fisher::{FisherForm, FisherRun};
 pub use geodesic::{GeodesicRun, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};

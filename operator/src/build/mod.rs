@@ -7,12 +7,15 @@ mod access;
 mod ca;
 mod certificate;
 mod config;
+mod job;
 mod network;
 mod stateful_set;
 
 pub(crate) use access::access_list;
 pub use certificate::certificate;
 pub(crate) use config::{BOOTSTRAP_WORKERS, FILE as CONFIG_FILE};
+pub(crate) use job::{CONTAINER, INDEX_ANNOTATION};
+pub use job::{JobOwner, QUEUE_LABEL, RUN_LABEL, SUSPENDED_BY_RUN, job};
 pub(crate) use stateful_set::{GPU_RESOURCE, ZONE_KEY};
 
 use std::collections::BTreeMap;

@@ -55,7 +55,7 @@ async fn query(context: &Context, cluster: &Key) -> Option<i64> {
 /// Returns the number of completed epochs of `runs`; the steps of a snapshot are partitions, those of some kinds tasks.
 fn completed(runs: &[v1::RunStatus]) -> i64 {
     let kind_of = |run: &&v1::RunStatus| RunKind::ALL.iter().find(|kind| kind.as_str() == run.kind);
-    let has_epochs = |kind: &RunKind| *kind != RunKind::Snapshot && !kind.has_tasks();
+    let has_epochs = |kind: &RunKind| !matches!(kind, RunKind::Snapshot | RunKind::Job) && !kind.has_tasks();
     let learning = runs.iter().filter(|run| kind_of(run).is_none_or(has_epochs));
     learning.map(|run| i64::try_from(run.epoch).unwrap_or(i64::MAX)).fold(0, i64::saturating_add)
 }

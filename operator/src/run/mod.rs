@@ -22,6 +22,7 @@ mod coordinators;
 mod epochs;
 mod events;
 mod issuer;
+mod jobs;
 mod keda;
 mod leader;
 mod list_cache;
@@ -39,12 +40,14 @@ mod signing;
 mod statuses;
 mod submission;
 mod worker_traces;
+mod written_statuses;
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -67,6 +70,7 @@ use self::metrics::Metrics;
 use self::nodes::Nodes;
 use self::signing::Signing;
 use self::statuses::Statuses;
+use self::written_statuses::WrittenStatuses;
 use crate::revision::Offer;
 
 pub use crate::options::Options;
@@ -108,7 +112,11 @@ struct Context {
     epochs: Epochs,
     autoscalers: Autoscalers,
     statuses: Statuses,
+    written_clusters: WrittenStatuses,
+    written_runs: WrittenStatuses,
     metrics: Arc<Metrics>,
+    /// Number of watched namespaces whose LearnerClusters were never listed.
+    unlisted: Arc<AtomicUsize>,
     /// Consecutive failures of each cluster, for the back-off.
     failures: Mutex<BTreeMap<Key, u32>>,
     /// Submitted runs; a run whose object is deleted is cancelled.
@@ -177,6 +185,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         Certificates::new(client.clone(), place, options.certificate_lifetime, Arc::clone(host.refusals()));
     let certificates = Arc::new(certificates);
     let issuers = Arc::new(Issuers::default());
+    let unlisted = Arc::new(AtomicUsize::new(options.watch_namespace.len().max(1)));
     let context = Arc::new(Context {
         client: client.clone(),
         offer,
@@ -190,7 +199,10 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         epochs: Epochs::default(),
         autoscalers: Autoscalers::default(),
         statuses: Statuses::default(),
+        written_clusters: WrittenStatuses::default(),
+        written_runs: WrittenStatuses::default(),
         metrics: Arc::clone(&metrics),
+        unlisted: Arc::clone(&unlisted),
         failures: Mutex::default(),
         handed: Mutex::default(),
         succeeded: Mutex::default(),
@@ -205,7 +217,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
     );
 
     let mut parts = JoinSet::new();
-    let page = page::Page { metrics: Arc::clone(&metrics), leadership: Arc::clone(&leadership) };
+    let page = page::Page { metrics: Arc::clone(&metrics), leadership: Arc::clone(&leadership), unlisted };
     parts.spawn(part("http server", page::serve(http_listener, page, until(stopped.clone()))));
     let signing = Signing::server(Arc::clone(&context), options.watch_namespace.is_empty());
     let routes = Routes::new(signing).add_service(keda::Scaler::server(Arc::clone(&context)));

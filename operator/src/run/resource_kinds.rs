@@ -23,6 +23,8 @@ pub(super) const MAP: Kind = kind("engram.dev", "v1alpha1", "PartitionMap", "par
 pub(super) const POD: Kind = kind("", "v1", "Pod", "pods");
 pub(super) const CLAIM: Kind = kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims");
 pub(super) const SET: Kind = kind("apps", "v1", "StatefulSet", "statefulsets");
+/// Job of a run of kind Job.
+pub(super) const JOB: Kind = kind("batch", "v1", "Job", "jobs");
 /// cert-manager's Certificate, which not every API server serves.
 pub(super) const CERTIFICATE: Kind = kind("cert-manager.io", "v1", "Certificate", "certificates");
 

@@ -27,7 +27,7 @@ use super::controllers::controller;
 use super::reconcile::{SWEEP_PERIOD, is_ours, key_of, now};
 use super::resource_kinds::RUN;
 use super::submission::submit_and_report;
-use super::{Context, Key, SubmittedRun, apply, reconcile_span};
+use super::{Context, Key, SubmittedRun, apply, jobs, reconcile_span};
 use crate::dependency;
 use crate::learner_run::{
     EndedRun, Retry, RunReport, RunState, is_backing_off, is_over, next_retry, run_event, run_status, validate_run,
@@ -87,7 +87,8 @@ async fn reconcile(object: Arc<DynamicObject>, run_context: Arc<RunContext>) -> 
 
 async fn reconcile_run(object: &DynamicObject, key: &Key, run_context: &RunContext) -> Result<Action, Error> {
     let context = &run_context.context;
-    let object = RUN.value(object);
+    let mut object = RUN.value(object);
+    context.written_runs.apply(key, &mut object);
     if !context.leadership.is_leader() || !is_ours(&object) {
         return Ok(Action::await_change());
     }
@@ -115,7 +116,8 @@ async fn reconcile_run(object: &DynamicObject, key: &Key, run_context: &RunConte
         context.epochs.invalidate(&submitted.cluster);
     }
     if status != old {
-        apply::write_status(context, RUN, key, &status).instrument(debug_span!("status")).await?;
+        let written = apply::write_status(context, RUN, key, &status).instrument(debug_span!("status")).await?;
+        context.written_runs.record(key, &written, Instant::now());
         if let Some(ended) = EndedRun::of(&object, &status) {
             context.metrics.runs().record_end(&key.namespace, &ended, true);
         }
@@ -139,6 +141,13 @@ async fn advance(
     let (has_started, uid) = (old.start_time.is_some() && !is_backing_off(old), uid_of(object));
     if context.submitted().get(key).is_some_and(|submitted| !submitted.is_of(uid)) {
         return Ok((RunState::replacing(&key.name, None), Some(QUEUED)));
+    }
+    if let Some(job) = &spec.job {
+        let held = if old.start_time.is_none() { held_back(run_context, object) } else { None };
+        return match held {
+            Some(held) if !spec.suspend => Ok((held, Some(QUEUED))),
+            _ => jobs::advance(context, key, object, old, (spec, job)).await,
+        };
     }
     if spec.suspend && !has_started && !context.submitted().get(key).is_some_and(|submitted| submitted.has_turn) {
         return hold_suspended(context, key, uid, &cluster).await;

@@ -307,6 +307,7 @@ fn run_report(cluster: &Key, status: v1::RunStatus) -> RunReport {
             bytes: i64::try_from(written.bytes).unwrap_or(i64::MAX),
             partitions: i32::try_from(written.partitions).unwrap_or(i32::MAX),
         }),
+        job: None,
     }
 }
 

@@ -357,6 +357,26 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
     ),
     run(
+        "kind Job needs the block",
+        r#"{"clusterRef":{"name":"w"},"kind":"Job"}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Job","job":{"image":"a:1","command":["train"]}}"#,
+    ),
+    run(
+        "only the block named by kind may be set; job",
+        r#"{"clusterRef":{"name":"w"},"kind":"Fisher","fisher":{"data":{"example":{"name":"Digits"}}},"job":{"image":"a:1","command":["train"]}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Job","job":{"image":"a:1","command":["train"],"args":["--steps","300"],"replicas":3}}"#,
+    ),
+    run(
+        "spec.job.image must name",
+        r#"{"clusterRef":{"name":"w"},"kind":"Job","job":{"command":["train"]}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Job","job":{"image":"a:1","command":["train"]}}"#,
+    ),
+    run(
+        "spec.job.env must not set",
+        r#"{"clusterRef":{"name":"w"},"kind":"Job","job":{"image":"a:1","command":["train"],"env":[{"name":"ENGRAM_RANK","value":"1"}]}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Job","job":{"image":"a:1","command":["train"],"env":[{"name":"OMP_NUM_THREADS","value":"1"}],"podTemplate":{"spec":{"nodeSelector":{"a":"b"}}}}}"#,
+    ),
+    run(
         "kind Federated needs the block",
         r#"{"clusterRef":{"name":"w"},"kind":"Federated"}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Federated","federated":{"model":{"layers":[{"name":"w","shape":[2]}]},"rounds":2,"clients":{"population":2,"perRound":1}}}"#,

@@ -41,7 +41,7 @@ const fn rule(resources: &'static str, verbs: &'static str, why: &'static str) -
 }
 
 /// Permissions of the operator in watched namespaces, and for its Lease.
-const OPERATOR: [Rule; 17] = [
+const OPERATOR: [Rule; 18] = [
     rule("learnerclusters.engram.dev learnerruns.engram.dev", "list watch", "run/controllers.rs: user-created objects"),
     rule("learnerclusters.engram.dev", "patch", "run/apply.rs: removes the annotation `engram.dev/replace`"),
     rule("learnerclusters.engram.dev/scale", "patch", "run/autoscalers.rs: spec.autoscaling with mode Operator"),
@@ -64,6 +64,7 @@ const OPERATOR: [Rule; 17] = [
     rule("persistentvolumeclaims", "list watch patch delete", "expansion, and deletion after scaling down"),
     rule("configmaps services serviceaccounts", "get list watch create patch delete", "build/: objects of a cluster"),
     rule("statefulsets.apps", "get list watch create patch delete", "build/stateful_set.rs; recreated when disks grow"),
+    rule("jobs.batch", "get create patch", "run/jobs.rs: runs of kind Job"),
     rule("poddisruptionbudgets.policy", "get list watch create patch delete", "build/network.rs"),
     rule("networkpolicies.networking.k8s.io", "get list watch create patch delete", "build/network.rs"),
     rule(

@@ -9,7 +9,7 @@ use crate::shared::Shared;
 use crate::training;
 use engram_api::{MANAGED_BY, Requirement};
 use engram_identity::Caller;
-use engram_learn::run::{Order, Phase, RunState, Status as RunProgress, report};
+use engram_learn::run::{Order, Phase, RunState, RunningTask, Status as RunProgress, report};
 use engram_learn::task_run::TaskReport;
 use engram_memory::run::{MAX_PARTITION_BYTES, MAX_RUNS};
 use engram_memory::{Command, PartitionId, Record, Refusal, RunId, Settings};
@@ -474,6 +474,11 @@ impl RunEndpoint {
                         dependencies have ended, as `engram run`, `engram up` and the operator do";
             return Err(invalid(text.into()));
         }
+        if run.job.is_some() {
+            let text = "spec.kind is Job: workers do not start programs of users; allowed: a run that `engram run` or `engram up` executes on a \
+                        local cluster, or the operator in Kubernetes";
+            return Err(invalid(text.into()));
+        }
         if let Some(replay) = &run.replay {
             Job::new(replay).map_err(|error| invalid(error.to_string()))?;
         }
@@ -671,6 +676,7 @@ fn status_to_wire(shared: &Shared, overview: &RunOverview) -> v1::RunStatus {
         kind: overview.kind.clone(),
         needs_credentials: status.needs_credentials,
         spec_fingerprint: overview.spec_fingerprint.clone(),
+        tasks: status.tasks.iter().map(task_to_wire).collect(),
         snapshot: status.snapshot.as_ref().map(|written| v1::SnapshotResult {
             url: written.url.clone(),
             digest: written.digest.clone(),
@@ -679,6 +685,11 @@ fn status_to_wire(shared: &Shared, overview: &RunOverview) -> v1::RunStatus {
             partitions: written.partitions,
         }),
     }
+}
+
+fn task_to_wire(task: &RunningTask) -> v1::RunningTask {
+    let RunningTask { number, name, worker, fraction, losses } = task.clone();
+    v1::RunningTask { number, name, worker, fraction, losses }
 }
 
 /// A rejection by the storage is part of the response; other failures may be temporary.

@@ -1,5 +1,6 @@
 //! `engram delete`: removes the records of runs.
 
+use super::job;
 use crate::context::Context;
 use crate::error::problem;
 use crate::target::Target;
@@ -35,7 +36,7 @@ impl Delete {
         }
         let client = target.connect().await?;
         for name in names {
-            if !client.remove_run(&name, "").await? {
+            if !job::delete(&target, &name)? && !client.remove_run(&name, "").await? {
                 return Err(problem(Code::RunUnknown, format!("run {name} not found")));
             }
             context.output.note(format!("deleted the record of run {name}"));

@@ -1,5 +1,6 @@
 //! `engram describe`: details of a run or a worker.
 
+use super::job;
 use super::list::{epochs, phase, status_object};
 use super::run::step;
 use super::run_report::Report;
@@ -40,6 +41,7 @@ impl Describe {
     pub(crate) async fn run(self, context: &Context) -> anyhow::Result<ExitCode> {
         let target = Target::find(context).await?;
         match self {
+            Self::Run { name, report: None } if job::describe(&target, &name, context).await? => {}
             Self::Run { name, report } => describe_run(&target.connect().await?, &name, report, context).await?,
             Self::Worker { name } => describe_worker(&target, &name, context).await?,
         }

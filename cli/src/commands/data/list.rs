@@ -1,5 +1,6 @@
-//! `engram list`: workers, partitions and runs of a cluster.
+//! `engram list`: workers, partitions, runs and tasks of a cluster.
 
+use super::job;
 use crate::commands::partition::{self, Record};
 use crate::context::Context;
 use crate::local::admin;
@@ -14,7 +15,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// List workers, partitions or runs
+/// List workers, partitions, runs or tasks
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum List {
     /// List workers with their addresses and load
@@ -25,6 +26,10 @@ pub(crate) enum List {
     /// List runs, including finished ones
     #[command(before_help = "Examples:\n  engram list runs\n  engram list runs -o name")]
     Runs,
+    /// List tasks in execution, with their workers
+    #[command(before_help = "Examples:\n  engram list tasks\n  engram list tasks -o json\n\n\
+        Runs of kinds Geodesic, Tropical and Fisher are split into tasks. Completed and waiting tasks are counted by `engram list runs`.")]
+    Tasks,
 }
 
 #[derive(Debug, clap::Args)]
@@ -44,7 +49,8 @@ impl List {
         match self {
             Self::Workers => workers(&target.connect().await?, &target, context).await?,
             Self::Partitions(arguments) => partitions(&arguments, &target, context).await?,
-            Self::Runs => runs(&target.connect().await?, context).await?,
+            Self::Runs => runs(&target, context).await?,
+            Self::Tasks => tasks(&target.connect().await?, context).await?,
         }
         Ok(ExitCode::Ok)
     }
@@ -235,8 +241,9 @@ fn join(ordinals: Option<&[u32]>) -> String {
     }
 }
 
-async fn runs(client: &Client, context: &Context) -> anyhow::Result<()> {
-    let runs = client.list_runs().await?;
+async fn runs(target: &Target, context: &Context) -> anyhow::Result<()> {
+    let mut runs = target.connect().await?.list_runs().await?;
+    runs.extend(job::entries(target).await?.into_iter().map(|entry| entry.status));
     let mut table = Table::new(&["run", "phase", ">epoch", ">updates", ">elapsed", "worker", "message"]);
     for run in &runs {
         table.row([
@@ -250,6 +257,28 @@ async fn runs(client: &Client, context: &Context) -> anyhow::Result<()> {
         ]);
     }
     let items: Vec<Value> = runs.iter().map(status_object).collect();
+    context.output.list(&items, &table)
+}
+
+async fn tasks(client: &Client, context: &Context) -> anyhow::Result<()> {
+    let mut table = Table::new(&["run", ">task", "name", "worker", ">progress", ">lost workers"]);
+    let mut items: Vec<Value> = Vec::new();
+    for run in &client.list_runs().await? {
+        for task in &run.tasks {
+            table.row([
+                run.name.clone(),
+                task.number.to_string(),
+                task.name.clone(),
+                format!("worker-{}", task.worker),
+                format!("{:.0} %", task.fraction * 100.0),
+                task.losses.to_string(),
+            ]);
+            items.push(json!({
+                "run": run.name, "task": task.number, "name": task.name, "worker": task.worker,
+                "fraction": task.fraction, "lostWorkers": task.losses,
+            }));
+        }
+    }
     context.output.list(&items, &table)
 }
 

@@ -10,6 +10,7 @@ mod get;
 pub(crate) mod graph;
 pub(crate) mod import;
 mod insert;
+mod job;
 mod list;
 mod predict;
 mod quality;

@@ -71,6 +71,12 @@ pub(crate) async fn run(arguments: &Run, context: &Context) -> anyhow::Result<Ex
             format!("--report requires a manifest with one run; {} has {}", arguments.file.display(), runs().count());
         return Err(problem(Code::Conflicting, message));
     }
+    if arguments.report.is_some() && runs().any(|run| run.spec.kind == RunKind::Job) {
+        return Err(problem(
+            Code::NotSupported,
+            "--report is not supported for runs of kind Job, which have no report",
+        ));
+    }
     let target = Target::find(context).await?;
     let client = target.connect().await?;
     manifests.iter().try_for_each(|manifest| check(manifest, &target, &client))?;
@@ -233,6 +239,9 @@ pub(crate) fn absolute(manifest: &Manifest, spec: &LearnerRunSpec) -> anyhow::Re
         }
         None => {}
     }
+    if let Some(job) = &mut spec.job {
+        job.working_dir = Some(resolve(job.working_dir.as_deref().unwrap_or("."))?);
+    }
     if let Some(memory) = &mut spec.memory {
         match &mut memory.source {
             Source::Events(Events { path: Some(path), input: None, .. }) => *path = resolve(path)?,
@@ -384,6 +393,7 @@ fn check_success(status: &RunStatus, output: &Output) -> anyhow::Result<()> {
 pub(super) fn step(status: &RunStatus) -> &'static str {
     match status.kind.as_str() {
         "Snapshot" => "partition",
+        "Job" => "process",
         _ if has_tasks(status) => "task",
         _ => "epoch",
     }

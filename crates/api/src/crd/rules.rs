@@ -445,9 +445,10 @@ fn started_run_is_immutable() -> Rule {
              (!has(self.spec.{field}) || self.spec.{field} == oldSelf.spec.{field})"
         )
     };
-    let blocks = ["memory", "snapshot", "geodesic", "tropical", "fisher", "replay", "federated", "job", "until", "dependsOn"]
-        .map(same)
-        .join(" && ");
+    let blocks =
+        ["memory", "snapshot", "geodesic", "tropical", "fisher", "replay", "federated", "job", "until", "dependsOn"]
+            .map(same)
+            .join(" && ");
     let rule = format!(
         "!has(oldSelf.status) || !has(oldSelf.status.startTime) || \
          (self.spec.clusterRef == oldSelf.spec.clusterRef && self.spec.kind == oldSelf.spec.kind && {blocks})"

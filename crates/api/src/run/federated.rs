@@ -31,6 +31,10 @@ pub struct FederatedRun {
     /// The clients of a round.
     pub clients: FederatedClients,
 
+    /// How clients receive the model.
+    #[serde(default)]
+    pub model_encoding: FederatedEncoding,
+
     /// Time after which a round ends with the updates that it has, 1s to 168h. Not used by FedBuff.
     #[serde(default = "default_deadline")]
     #[schemars(extend("x-minimum" = "1s", "x-maximum" = "168h"))]
@@ -71,7 +75,7 @@ fn default_seed() -> u64 {
     42
 }
 
-/// A model as named layers of 32-bit numbers, at most 1,048,576 in all.
+/// A model as named layers of 32-bit numbers, at most 4,194,304 in all.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FederatedModel {
@@ -88,7 +92,7 @@ pub struct FederatedLayer {
     #[schemars(length(min = 1, max = 64), example = &"weights")]
     pub name: String,
     /// Dimensions, each at least 1.
-    #[schemars(length(min = 1, max = 8), inner(range(min = 1, max = 1_048_576)), example = serde_json::json!([8, 1]))]
+    #[schemars(length(min = 1, max = 8), inner(range(min = 1, max = 4_194_304)), example = serde_json::json!([8, 1]))]
     pub shape: Vec<u64>,
     /// Initial parameters.
     #[serde(default)]
@@ -107,6 +111,18 @@ words! {
         Zeros,
         /// Uniform within sqrt(6 / (inputs + outputs)): the last dimension is that of the outputs.
         GlorotUniform,
+    }
+}
+
+words! {
+    /// Encoding of a model that clients download. Updates are always 32-bit numbers.
+    #[derive(Default)]
+    pub enum FederatedEncoding {
+        /// 32-bit floating-point numbers.
+        #[default]
+        Float32,
+        /// 8-bit integers with one scale per 256 parameters: about a quarter of the bytes. Clients train from the rounded model.
+        Int8,
     }
 }
 
@@ -221,6 +237,10 @@ pub struct FederatedPrivacy {
     /// Euclidean norm to which an update is clipped, above 0.
     #[schemars(extend("exclusiveMinimum" = 0), example = &1.0)]
     pub clip: f64,
+    /// Lets `clip` follow the median of the norms: its value is that of the first round. The noise on the share of clients below it is part of the
+    /// same charge. It needs 20 expected clients per round, and is refused with `secureAggregation`, which hides the norms.
+    #[serde(default)]
+    pub adaptive_clip: bool,
     /// Probability with which each client takes part in a round, above 0 and at most 1. Absent means rounds of `perRound` clients, which are
     /// charged without amplification by sampling.
     #[serde(default, skip_serializing_if = "Option::is_none")]

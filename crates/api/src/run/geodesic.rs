@@ -23,6 +23,11 @@ pub struct GeodesicRun {
     #[serde(default)]
     pub leaking_variant: bool,
 
+    /// Also trains models without two spectra, which calibrate a 90 % band around each prediction: 9 models for 6 concentrations.
+    /// Requires at least 5 concentrations.
+    #[serde(default)]
+    pub calibrated_bands: bool,
+
     /// Settings of the training.
     #[serde(default)]
     pub training: SpectraTraining,
@@ -39,6 +44,7 @@ pub enum SpectraSource {
     /// Generated spectra at 0, 10, 20, 30, 40 and 60 ppb, from 200 to 800 nm.
     Synthetic(SyntheticSpectra),
     /// A CSV file. The first line holds a label and the wavelengths in nm, each further line a concentration in ppb and the absorbances.
+    /// A line that starts with a question mark, with or without a name after it, is a sample whose concentration is estimated.
     Csv(DataFile),
 }
 

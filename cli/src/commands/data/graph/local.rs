@@ -1,11 +1,13 @@
-//! Execution of a graph by submitting each run to the workers when it may start.
+//! Execution of a graph by submitting each run to the workers when it may start; processes of jobs are started here.
 
 use super::plan::{self, Action, Previous, PreviousPhase, RunState};
 use super::{Execution, RunGraph, Selection};
-use crate::commands::data::run;
+use crate::commands::data::{job, run};
 use crate::context::Context;
 use crate::error::{Exit, failure};
+use crate::local::job::stopped;
 use crate::output::Output;
+use crate::target::Target;
 use anyhow::Context as _;
 use engram_api::{ExitCode, LearnerRun, retry_delay_seconds};
 use engram_client::Client;
@@ -21,19 +23,37 @@ use tokio::sync::mpsc;
 /// Queued progress reports; a report that finds the queue full is dropped, and a newer one follows.
 const REPORT_QUEUE: usize = 64;
 
+/// Where runs are executed.
+#[derive(Clone, Copy)]
+pub(super) struct Executor<'a> {
+    pub(super) client: &'a Client,
+    pub(super) target: &'a Target,
+}
+
+impl Executor<'_> {
+    /// Returns the runs of the cluster, including jobs.
+    async fn runs(self) -> anyhow::Result<Vec<RunStatus>> {
+        let mut runs = self.client.list_runs().await?;
+        runs.extend(job::entries(self.target).await?.into_iter().map(|entry| entry.status));
+        Ok(runs)
+    }
+}
+
 /// Executes a graph. The first Ctrl-C cancels the runs in progress, the second detaches.
+///
+/// Processes of jobs end with this command in any case.
 ///
 /// # Errors
 /// As [`execute`].
 pub(super) async fn execute_until_interrupted(
-    client: &Client,
+    executor: Executor<'_>,
     graph: &mut RunGraph,
     selection: Selection,
     context: &Context,
 ) -> anyhow::Result<()> {
     let names: Vec<String> = graph.runs.iter().filter(|run| run.is_own).map(|run| run.name.clone()).collect();
     let mut interrupted = signal(SignalKind::interrupt()).context("failed to listen for Ctrl-C")?;
-    let mut execution = Box::pin(execute(client, graph, selection, &context.output));
+    let mut execution = Box::pin(execute(executor, graph, selection, &context.output));
     tokio::select! {
         result = &mut execution => return result,
         Some(()) = interrupted.recv() => {}
@@ -41,11 +61,13 @@ pub(super) async fn execute_until_interrupted(
     context.output.note("cancelling the runs in progress; press Ctrl-C again to detach");
     drop(execution);
     let cancel = async {
+        let client = executor.client;
         for status in client.list_runs().await? {
             if names.contains(&status.name) && !is_final(status.phase()) {
                 client.cancel_run(&status.name).await?;
             }
         }
+        stopped().await;
         anyhow::Ok(())
     };
     tokio::select! {
@@ -60,13 +82,13 @@ pub(super) async fn execute_until_interrupted(
 /// # Errors
 /// A run fails, or the cluster does not respond.
 pub(super) async fn execute(
-    client: &Client,
+    executor: Executor<'_>,
     graph: &mut RunGraph,
     selection: Selection,
     output: &Output,
 ) -> anyhow::Result<()> {
     let recorded: BTreeMap<String, RunStatus> =
-        client.list_runs().await?.into_iter().map(|status| (status.name.clone(), status)).collect();
+        executor.runs().await?.into_iter().map(|status| (status.name.clone(), status)).collect();
     graph.add_previous(|name, run| previous(recorded.get(name), run))?;
     let plan: BTreeMap<usize, Action> = graph.plan(selection, output)?.into_iter().collect();
     let states = (0..graph.runs.len()).map(|index| match plan[&index] {
@@ -84,7 +106,7 @@ pub(super) async fn execute(
     let start = |index: usize| {
         let (run, action, reports) = (graph.submissions.get(&index), plan[&index], reports.clone());
         let name = graph.runs[index].name.clone();
-        async move { (index, execute_run(client, &name, (run, action), (index, reports)).await) }
+        async move { (index, execute_run(executor, &name, (run, action), (index, reports)).await) }
     };
     // Runs of other files, which these wait for.
     let others = (0..graph.runs.len()).filter(|index| execution.states[*index] == RunState::Running);
@@ -132,13 +154,28 @@ fn previous(recorded: Option<&RunStatus>, run: Option<&LearnerRun>) -> Previous 
     Previous { phase, is_same }
 }
 
+/// Returns the progress of a run: `epoch 3/50`.
+fn detail(status: &RunStatus) -> String {
+    let total = if status.epochs == 0 { String::new() } else { format!("/{}", status.epochs) };
+    format!("{} {}{total}", run::step(status), status.epoch)
+}
+
 /// Executes a run, with its retries, or follows it. Returns its outcome.
 async fn execute_run(
-    client: &Client,
+    executor: Executor<'_>,
     name: &str,
     (run, action): (Option<&LearnerRun>, Action),
     (index, reports): (usize, mpsc::Sender<(usize, Detail)>),
 ) -> anyhow::Result<RunState> {
+    let client = executor.client;
+    if let Some((run, job)) = run.and_then(|run| Some((run, run.spec.job.as_ref()?))) {
+        let local = if let Target::Local(local) = executor.target { Some(local) } else { None };
+        // A newer report follows one that is dropped.
+        let on_progress = |status: &RunStatus| drop(reports.try_send((index, Detail::Progress(detail(status)))));
+        let last = job::execute(local, run, job, on_progress).await?;
+        let is_success = last.phase() == RunPhase::Succeeded;
+        return Ok(if is_success { RunState::Succeeded } else { RunState::Failed(reason(&last)) });
+    }
     let limit = run.map_or(0, |run| run.spec.backoff_limit);
     let mut retry = 0;
     loop {
@@ -151,10 +188,8 @@ async fn execute_run(
         let mut watch = client.watch_run(name);
         let mut last = RunStatus::default();
         while let Some(status) = watch.next().await? {
-            let total = if status.epochs == 0 { String::new() } else { format!("/{}", status.epochs) };
-            let detail = format!("{} {}{total}", run::step(&status), status.epoch);
             // A newer report follows.
-            let _ = reports.try_send((index, Detail::Progress(detail)));
+            let _ = reports.try_send((index, Detail::Progress(detail(&status))));
             last = status;
         }
         match last.phase() {

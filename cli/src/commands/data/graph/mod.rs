@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::error::{failure, problem};
 use crate::output::{Output, Table};
 use crate::progress::Progress;
-use crate::target::Target;
+use crate::target::{Local, Target};
 use engram_api::{Code, ExitCode, LearnerRun, Manifest, Requirement, find_cycle};
 use engram_client::Client;
 use plan::{Action, PlannedRun, Previous, Rerun, RunState};
@@ -45,9 +45,10 @@ impl Selection {
     }
 }
 
-/// Returns whether these runs are executed as a graph: an order between them is declared, or retries.
+/// Returns whether these runs are executed as a graph: an order between them is declared, or retries, or one is of kind `Job`, which this
+/// command executes.
 pub(crate) fn is_graph(runs: &[LearnerRun]) -> bool {
-    runs.iter().any(|run| !run.spec.depends_on.is_empty() || run.spec.backoff_limit > 0)
+    runs.iter().any(|run| !run.spec.depends_on.is_empty() || run.spec.backoff_limit > 0 || run.spec.job.is_some())
 }
 
 /// Reads the manifests at `path`: a file, or all manifests of a folder in the order of their names.
@@ -281,17 +282,26 @@ pub(crate) async fn execute_files(
         return objects::execute(cluster, &mut graph, selection, no_wait, context).await;
     }
     if no_wait {
-        let message = "--no-wait excludes dependsOn and backoffLimit on a local cluster: this command submits each run when it may start";
+        let message = "--no-wait excludes dependsOn, backoffLimit and kind Job on a local cluster: this command submits each run when it may \
+                       start, and processes of jobs belong to it";
         return Err(problem(Code::NotSupported, message));
     }
-    local::execute_until_interrupted(client, &mut graph, selection, context).await
+    let executor = local::Executor { client, target };
+    local::execute_until_interrupted(executor, &mut graph, selection, context).await
 }
 
 /// Executes the graph of a manifest with the command `up`, which handles signals.
 ///
 /// # Errors
 /// A run fails, or the cluster does not respond.
-pub(crate) async fn execute(client: &Client, manifest: &Manifest, context: &Context) -> anyhow::Result<()> {
+pub(crate) async fn execute(
+    client: &Client,
+    local: &Local,
+    manifest: &Manifest,
+    context: &Context,
+) -> anyhow::Result<()> {
     let mut graph = RunGraph::new(std::slice::from_ref(manifest), true)?;
-    local::execute(client, &mut graph, Selection::default(), &context.output).await
+    let target = Target::Local(local.clone());
+    let executor = local::Executor { client, target: &target };
+    local::execute(executor, &mut graph, Selection::default(), &context.output).await
 }

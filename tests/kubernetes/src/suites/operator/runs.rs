@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
 
-const RUNS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/learnerruns";
+pub(super) const RUNS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/learnerruns";
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 /// Epochs of a run that does not finish during the test.
 const MANY: u32 = 20_000;
@@ -50,21 +50,21 @@ fn make_config_map(cluster: &Cluster, name: &str, data: &Value) -> Result<()> {
     cluster.api().create(CONFIG_MAPS, &object).map(drop)
 }
 
-fn run_of(cluster: &Cluster, name: &str) -> Result<Value> {
+pub(super) fn run_of(cluster: &Cluster, name: &str) -> Result<Value> {
     cluster.api().get(&format!("{RUNS}/{name}"))
 }
 
-fn suspend(cluster: &Cluster, name: &str, suspend: bool) -> Result<()> {
+pub(super) fn suspend(cluster: &Cluster, name: &str, suspend: bool) -> Result<()> {
     let change = json!({ "spec": { "suspend": suspend } });
     cluster.api().patch(&format!("{RUNS}/{name}"), MERGE, &change).map(drop)
 }
 
-fn delete(cluster: &Cluster, name: &str) -> Result<()> {
+pub(super) fn delete(cluster: &Cluster, name: &str) -> Result<()> {
     cluster.api().delete(&format!("{RUNS}/{name}"), None).map(drop)
 }
 
 /// Waits for its status.
-fn wait_for_run(cluster: &Cluster, name: &str, what: &str, holds: fn(&Value) -> bool) -> Result<Value> {
+pub(super) fn wait_for_run(cluster: &Cluster, name: &str, what: &str, holds: fn(&Value) -> bool) -> Result<Value> {
     let mut last = Value::Null;
     let found = until(&format!("run {name} to be {what}"), TAKEOVER, || {
         last = cluster.api().get(&format!("{RUNS}/{name}"))?["status"].take();
