@@ -5,15 +5,17 @@ use k8s_openapi::jiff::Timestamp;
 use engram_api::kubernetes_only::UpdateType;
 
 use crate::build::Inputs;
-use crate::observation::{Observation, PodView, StartFailure, StartFailureCause};
+use crate::observation::{ClaimView, Observation, PodView, StartFailure, StartFailureCause};
 use crate::validate::ValidatedCluster;
 
 /// How long a pod may be unschedulable before the cluster is stalled: volumes are provisioned and nodes are added meanwhile.
 const SCHEDULING_GRACE_SECONDS: i64 = 60;
+/// How long the first pods of a StatefulSet may be missing before the cluster is stalled: the API server refuses them.
+const CREATION_GRACE_SECONDS: i64 = 60;
 /// Maximum number of pods that a message lists.
 const MAX_LISTED_PODS: usize = 4;
 
-/// Pods that cannot start.
+/// Pods that cannot be created or cannot start.
 pub(crate) struct StuckPods {
     /// Reason of the conditions: that of the first pod.
     pub(crate) reason: &'static str,
@@ -36,16 +38,54 @@ pub(crate) fn stuck_pods(cluster: &ValidatedCluster, observed: &Observation, now
         .filter_map(|pod| Some((pod, pod.start_failure.as_ref()?)))
         .collect();
     pods.sort_by_key(|(pod, _)| pod.ordinal);
-    let (first, failure) = *pods.first()?;
-    let listed = listed(pods.iter().map(|(pod, failure)| {
-        let node = pod.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
-        format!("pod {}{node} cannot start: {}", cluster.names.pod(pod.ordinal), failure.detail)
-    }));
+    let Some((first, failure)) = pods.first().copied() else { return refused_pods(cluster, observed, now) };
+    let listed = listed_failures(cluster, &pods);
     let is_halted = observed.map.is_some() && observed.pods.iter().any(|pod| pod.revision != newest);
     let halted = if is_halted { "the update is halted: " } else { "" };
     let is_stalled = pods.iter().any(|(_, failure)| !is_within_grace(failure, now));
-    let message = format!("{halted}{listed}; {}", advice(cluster, first, failure));
+    let claim = observed.claims.iter().find(|claim| claim.ordinal == first.ordinal);
+    let message = format!("{halted}{listed}; {}", advice(cluster, first, failure, claim));
     Some(StuckPods { reason: failure.cause.reason(), message, is_stalled })
+}
+
+/// Lists pods with their failures; pods that fail for the same reason are listed together.
+fn listed_failures(cluster: &ValidatedCluster, pods: &[(&PodView, &StartFailure)]) -> String {
+    let mut groups: Vec<(&str, Vec<&PodView>)> = Vec::new();
+    for (pod, failure) in pods {
+        match groups.iter_mut().find(|(detail, _)| *detail == failure.detail) {
+            Some((_, group)) => group.push(pod),
+            None => groups.push((&failure.detail, vec![pod])),
+        }
+    }
+    listed(groups.iter().map(|(detail, group)| {
+        let noun = if group.len() == 1 { "pod" } else { "pods" };
+        let names = listed(group.iter().map(|pod| {
+            let node = pod.node.as_ref().map_or_else(String::new, |node| format!(" on node {node}"));
+            format!("{}{node}", cluster.names.pod(pod.ordinal))
+        }));
+        format!("{noun} {names} cannot start: {detail}")
+    }))
+}
+
+/// Finds the pods of a new cluster that the API server refuses to create: by a quota, a limit range, or an admission policy. Later pods have
+/// no such deadline, since a pod that is replaced is missing for a moment.
+fn refused_pods(cluster: &ValidatedCluster, observed: &Observation, now: &str) -> Option<StuckPods> {
+    let set = observed.set.as_ref().filter(|_| observed.map.is_none() && !cluster.is_suspended())?;
+    let is_there = |ordinal: u32| observed.pods.iter().any(|pod| pod.ordinal == ordinal);
+    let missing: Vec<u32> = (0..set.replicas).filter(|ordinal| !is_there(*ordinal)).collect();
+    let age = seconds_between(set.created.as_deref()?, now)?;
+    if missing.is_empty() || age < CREATION_GRACE_SECONDS {
+        return None;
+    }
+    let (namespace, set) = (&cluster.namespace, cluster.names.worker());
+    let message = format!(
+        "pods {} do not exist {CREATION_GRACE_SECONDS} s after the creation of StatefulSet {set}; `kubectl -n {namespace} describe \
+         statefulset {set}` shows why: a quota, a limit range, Pod Security or an admission policy refuses them. Correct it; the \
+         StatefulSet controller retries within 17 minutes, or at once after `kubectl -n {namespace} annotate statefulset {set} \
+         --overwrite engram.dev/retry=$(date +%s)`",
+        listed(missing.iter().map(|ordinal| cluster.names.pod(*ordinal)))
+    );
+    Some(StuckPods { reason: "PodsNotCreated", message, is_stalled: true })
 }
 
 impl StartFailureCause {
@@ -62,13 +102,18 @@ impl StartFailureCause {
 }
 
 fn is_within_grace(failure: &StartFailure, now: &str) -> bool {
+    let since = failure.since.as_deref().and_then(|since| seconds_between(since, now));
+    since.is_some_and(|seconds| seconds < SCHEDULING_GRACE_SECONDS)
+}
+
+/// Returns the seconds between two RFC 3339 times; `None` if one is invalid.
+fn seconds_between(start: &str, end: &str) -> Option<i64> {
     let seconds = |time: &str| time.parse::<Timestamp>().ok().map(Timestamp::as_second);
-    let since = failure.since.as_deref().and_then(seconds);
-    since.zip(seconds(now)).is_some_and(|(since, now)| now.saturating_sub(since) < SCHEDULING_GRACE_SECONDS)
+    Some(seconds(end)?.saturating_sub(seconds(start)?))
 }
 
 /// Returns what to do about a pod that cannot start.
-fn advice(cluster: &ValidatedCluster, pod: &PodView, failure: &StartFailure) -> String {
+fn advice(cluster: &ValidatedCluster, pod: &PodView, failure: &StartFailure, claim: Option<&ClaimView>) -> String {
     let (namespace, name) = (&cluster.namespace, &cluster.names.cluster);
     let pod_name = cluster.names.pod(pod.ordinal);
     match failure.cause {
@@ -88,18 +133,20 @@ fn advice(cluster: &ValidatedCluster, pod: &PodView, failure: &StartFailure) -> 
             "free resources on the node, or correct spec.resources or spec.scheduling; the StatefulSet controller recreates the pod"
                 .into()
         }
-        StartFailureCause::Unschedulable if cluster.is_ephemeral() => {
-            "add a node that fits, or correct spec.resources or spec.scheduling".into()
-        }
         // The scheduler's text for a claim without a volume: the StorageClass is missing, or its provisioner fails.
         StartFailureCause::Unschedulable if failure.detail.contains("unbound") => {
-            let class = cluster.spec.storage.as_ref().and_then(|storage| storage.storage_class_name.as_deref());
+            let desired = cluster.spec.storage.as_ref().and_then(|storage| storage.storage_class_name.as_deref());
+            // That of the claim may differ: the spec was changed.
+            let class = claim.and_then(|claim| claim.storage_class.as_deref()).or(desired);
             let class = class.map_or_else(|| "the default StorageClass".to_owned(), |class| format!("StorageClass {class}"));
             format!(
                 "`kubectl -n {namespace} describe pvc {}` shows why the claim has no volume: create {class} or repair its \
                  provisioner, or set spec.storage.storageClassName to an existing one",
                 cluster.names.claim(pod.ordinal)
             )
+        }
+        StartFailureCause::Unschedulable if cluster.is_ephemeral() || claim.is_some_and(|claim| claim.is_pending) => {
+            "add or uncordon a node that fits, or correct spec.resources or spec.scheduling".into()
         }
         StartFailureCause::Unschedulable => format!(
             "add or uncordon a node that fits, or correct spec.resources or spec.scheduling; if the volume of claim {} is on a \

@@ -86,7 +86,7 @@ pub fn invalid_spec_status(
 ) -> LearnerClusterStatus {
     let mut writer = StatusWriter::new(old, generation, now);
     writer.set(condition::ACCEPTED, Truth::False, "Invalid", &problem.message);
-    writer.set(condition::STALLED, Truth::True, "Invalid", "the spec is invalid; correct it");
+    writer.set(condition::STALLED, Truth::True, "Invalid", &format!("the spec is invalid: {}", problem.message));
     writer.set(condition::RECONCILING, Truth::False, "Invalid", "reconciliation continues once the spec is valid");
     writer.set(condition::READY, Truth::False, "Invalid", "the spec is invalid; condition Accepted names the fields");
     writer.status.phase = Some(ClusterPhase::Invalid);
@@ -317,10 +317,12 @@ fn counts(observed: &Observation) -> WorkerCounts {
     let newest = observed.set.as_ref().map(|set| set.update_revision.as_str()).unwrap_or_default();
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let pods = &observed.pods;
+    // The first pods of a cluster may be older than the first status of its StatefulSet; they are no update.
+    let is_first = newest.is_empty() && observed.map.is_none();
     WorkerCounts {
         total: count(pods.len()),
         ready: count(pods.iter().filter(|pod| pod.ready && !pod.terminating).count()),
-        up_to_date: count(pods.iter().filter(|pod| pod.revision == newest).count()),
+        up_to_date: count(pods.iter().filter(|pod| is_first || pod.revision == newest).count()),
         draining: count(pods.iter().filter(|pod| pod.terminating).count()),
     }
 }

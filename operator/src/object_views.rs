@@ -43,6 +43,7 @@ impl SetView {
         Ok(Self {
             replicas: natural(object, "/spec/replicas")?,
             update_revision: revision.unwrap_or_default().to_owned(),
+            created: text(object, "/metadata/creationTimestamp"),
         })
     }
 }
@@ -185,6 +186,9 @@ impl ClaimView {
             uid: text(object, "/metadata/uid").unwrap_or_default(),
             size_bytes: size.as_bytes(),
             cluster_id: cluster_id.map(str::to_owned),
+            storage_class: text(object, "/spec/storageClassName"),
+            is_pending: object.pointer("/status/phase").is_some_and(|phase| phase == "Pending")
+                && object.pointer("/spec/volumeName").is_none(),
         })
     }
 }
@@ -372,12 +376,16 @@ mod tests {
         );
         set["status"]["observedGeneration"] = 2.into();
         assert_eq!(SetView::read(&set).expect("a set").update_revision, "old");
-        let claim = json!({
+        let mut claim = json!({
             "kind": "PersistentVolumeClaim",
             "metadata": { "name": "data-words-worker-0", "labels": { "engram.dev/cluster-id": "00" } },
-            "spec": { "resources": { "requests": { "storage": "50Gi" } } },
+            "spec": { "resources": { "requests": { "storage": "50Gi" } }, "storageClassName": "fast" },
+            "status": { "phase": "Pending" },
         });
-        let claim = ClaimView::read(&claim).expect("a claim");
-        assert_eq!((claim.ordinal, claim.size_bytes, claim.cluster_id.as_deref()), (0, 50 << 30, Some("00")));
+        let view = ClaimView::read(&claim).expect("a claim");
+        assert_eq!((view.ordinal, view.size_bytes, view.cluster_id.as_deref()), (0, 50 << 30, Some("00")));
+        assert_eq!((view.storage_class.as_deref(), view.is_pending), (Some("fast"), true));
+        claim["spec"]["volumeName"] = "pvc-1".into();
+        assert!(!ClaimView::read(&claim).expect("a claim").is_pending, "its volume is being bound");
     }
 }

@@ -37,6 +37,8 @@ pub struct SetView {
     pub replicas: u32,
     /// Revision of its newest template; empty until its controller has observed it.
     pub update_revision: String,
+    /// Creation time, RFC 3339, where known.
+    pub created: Option<String>,
 }
 
 /// A pod.
@@ -110,6 +112,10 @@ pub struct ClaimView {
     pub size_bytes: u64,
     /// Cluster id of its data, from its label.
     pub cluster_id: Option<String>,
+    /// Its storage class.
+    pub storage_class: Option<String>,
+    /// Whether it never had a volume: no data is on it.
+    pub is_pending: bool,
 }
 
 /// The partition map.

@@ -2,7 +2,7 @@
 //!
 //! One disruptive operation takes place at a time, in this order: replacing the worker of a lost node, replacing a worker on request,
 //! scaling down, rolling update. Each waits until every partition has all its replicas in sync. Replacing pods that cannot start with an
-//! outdated template disrupts nothing and waits for nothing.
+//! outdated template, or whose claims wait for an outdated storage class, disrupts nothing and waits for nothing.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::build::{self, Inputs};
 use crate::names::REPLACE;
-use crate::observation::{MapView, Observation, PodView};
+use crate::observation::{ClaimView, MapView, Observation, PodView};
 use crate::revision::{self, Offer};
 use crate::validate::ValidatedCluster;
 use crate::{cluster_status, safety};
@@ -142,7 +142,11 @@ pub fn plan(cluster: &ValidatedCluster, observed: &Observation, offer: &Offer, n
     step.suspension();
     let replacing = step.replace_lost();
     if !cluster.is_paused() && !replacing {
-        let _ = step.replace_unstartable() || step.replace_requested() || step.shrink() || step.roll_out();
+        let _ = step.replace_pending_claims()
+            || step.replace_unstartable()
+            || step.replace_requested()
+            || step.shrink()
+            || step.roll_out();
     }
     let Step { objects, actions, .. } = step;
     let changing = !objects.is_empty() || !actions.is_empty();
@@ -243,6 +247,24 @@ impl Step<'_> {
             self.discard(pod, true);
         }
         !lost.is_empty()
+    }
+
+    /// Replaces the claims that have no volume yet and ask for another storage class than the spec, with the pods that wait for them.
+    fn replace_pending_claims(&mut self) -> bool {
+        let class = self.cluster.spec.storage.as_ref().and_then(|storage| storage.storage_class_name.as_deref());
+        let set_changes = self.objects.iter().any(|object| object["kind"] == "StatefulSet")
+            || self.actions.iter().any(|action| matches!(action, Action::OrphanSet { .. }));
+        let (Some(class), Some(_), false) = (class, &self.observed.set, set_changes) else { return false };
+        let is_outdated =
+            |claim: &&ClaimView| claim.is_pending && claim.storage_class.as_deref().is_some_and(|found| found != class);
+        let pods = &self.observed.pods;
+        let outdated = self.observed.claims.iter().filter(is_outdated);
+        let waiting: Vec<&PodView> =
+            outdated.filter_map(|claim| pods.iter().find(|pod| pod.ordinal == claim.ordinal && !pod.ready)).collect();
+        for pod in &waiting {
+            self.discard(pod, false);
+        }
+        !waiting.is_empty()
     }
 
     /// Replaces the pods of an outdated template that cannot start, map or not: they serve nothing and would keep the update from starting.

@@ -73,7 +73,8 @@ impl World {
             };
             if object["kind"] == "StatefulSet" {
                 let replicas = object["spec"]["replicas"].as_u64().expect("a number") as u32;
-                self.observed.set = Some(SetView { replicas, update_revision: object["spec"]["template"].to_string() });
+                let update_revision = object["spec"]["template"].to_string();
+                self.observed.set = Some(SetView { replicas, update_revision, created: None });
             }
             let mut object = object.clone();
             object["metadata"]["uid"] = "some".into();
@@ -174,6 +175,7 @@ impl World {
                     uid,
                     size_bytes: size.as_bytes(),
                     cluster_id: Some(id.clone()),
+                    ..ClaimView::default()
                 });
             }
             if !self.observed.pods.iter().any(|pod| pod.ordinal == ordinal) {
@@ -689,6 +691,77 @@ fn a_claim_without_a_volume_is_named_with_its_storage_class() {
         }
         assert!(!message.contains("engram.dev/replace"), "an empty disk does not help: {message}");
     }
+}
+
+#[test]
+fn a_pending_claim_of_another_storage_class_is_replaced_and_one_with_a_volume_is_not() {
+    let mut world = World::new(3, 2);
+    world.spec("storage", json!({ "size": "50Gi", "storageClassName": "fast" }));
+    world.apply(world.plan());
+    world.pods();
+    for pod in &mut world.observed.pods {
+        let detail = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims".to_owned();
+        let cause = StartFailureCause::Unschedulable;
+        (pod.ready, pod.start_failure) = (false, Some(StartFailure { cause, detail, since: None }));
+    }
+    for claim in &mut world.observed.claims {
+        (claim.storage_class, claim.is_pending) = (Some("fast".into()), claim.ordinal != 1);
+    }
+    assert!(deletions(&world.plan()).is_empty(), "the class of the spec may still be created");
+    let (_, _, message) = entry(&world.plan(), condition::STALLED);
+    let listed =
+        "pods words-worker-0 on node n0, words-worker-1 on node n1, words-worker-2 on node n2 cannot start: 0/3";
+    assert!(message.starts_with(listed), "one reason is listed once: {message}");
+
+    world.spec("storage", json!({ "size": "50Gi", "storageClassName": "local" }));
+    let (_, _, message) = entry(&world.plan(), condition::STALLED);
+    assert!(message.contains("create StorageClass fast"), "that of the claim: {message}");
+    let orphaned = world.plan();
+    assert!(deletions(&orphaned).is_empty(), "the StatefulSet still has the old template: {:?}", orphaned.actions);
+    world.apply(orphaned);
+    world.apply(world.plan());
+    let plan = world.plan();
+    assert_eq!(deletions(&plan), [0, 2]);
+    let claims = plan.actions.iter().filter(|action| matches!(action, Action::DeleteClaim { .. })).count();
+    assert_eq!(claims, 2, "{:?}", plan.actions);
+}
+
+#[test]
+fn pods_that_the_api_server_refuses_stall_a_new_cluster_with_the_way_out() {
+    let mut world = World::new(3, 2);
+    world.apply(world.plan());
+    world.pods();
+    world.observed.pods.retain(|pod| pod.ordinal == 0);
+    world.observed.pods[0].ready = false;
+    let mut stalled_after = |created: &str| {
+        world.observed.set.as_mut().expect("a set").created = Some(created.into());
+        entry(&world.plan(), condition::STALLED)
+    };
+    assert_eq!(stalled_after("2026-11-21T08:59:30Z").0, Truth::False);
+    let (stalled, reason, message) = stalled_after("2026-11-21T08:59:00Z");
+    assert_eq!((stalled, reason.as_str()), (Truth::True, "PodsNotCreated"));
+    for part in ["words-worker-1, words-worker-2 do not exist", "describe statefulset", "annotate statefulset"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    // A running cluster whose pod is being replaced is not stalled.
+    let mut world = World::idle(3, 2);
+    world.observed.set.as_mut().expect("a set").created = Some("2026-11-20T09:00:00Z".into());
+    world.observed.pods.retain(|pod| pod.ordinal != 2);
+    assert_eq!(entry(&world.plan(), condition::STALLED).0, Truth::False);
+}
+
+#[test]
+fn the_first_pods_of_a_cluster_are_no_update() {
+    let mut world = World::new(3, 2);
+    world.apply(world.plan());
+    world.pods();
+    world.observed.set.as_mut().expect("a set").update_revision = String::new();
+    let workers = world.plan().status.workers.expect("counts");
+    assert_eq!((workers.total, workers.up_to_date), (3, 3), "the StatefulSet has no status yet");
+    // Later, an unknown revision means a template that its controller has not observed.
+    let mut world = World::idle(3, 2);
+    world.observed.set.as_mut().expect("a set").update_revision = String::new();
+    assert_eq!(world.plan().status.workers.expect("counts").up_to_date, 0);
 }
 
 #[test]

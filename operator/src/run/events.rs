@@ -54,8 +54,8 @@ impl Events {
                 ("WorkerReplaced", format!("deleted pod {}{how}", names.pod(*ordinal)))
             }
             Action::DeleteClaim { ordinal, .. } => {
-                let note = "and its data; all partitions are fully replicated on other workers";
-                ("ClaimDeleted", format!("deleted claim {} {note}", names.claim(*ordinal)))
+                let note = "all partitions are fully replicated on other workers, or it had no volume";
+                ("ClaimDeleted", format!("deleted claim {}; {note}", names.claim(*ordinal)))
             }
             Action::GrowClaim { ordinal, size_bytes, .. } => {
                 let size = engram_api::Size::from_bytes(*size_bytes);

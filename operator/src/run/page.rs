@@ -2,11 +2,12 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Result;
 use axum::Router;
 use axum::extract::State;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use engram_api::metrics::negotiate;
@@ -20,6 +21,8 @@ use super::metrics::Metrics;
 pub(super) struct Page {
     pub(super) metrics: Arc<Metrics>,
     pub(super) leadership: Arc<Leadership>,
+    /// Number of watched namespaces whose LearnerClusters were never listed.
+    pub(super) unlisted: Arc<AtomicUsize>,
 }
 
 /// Serves the endpoints until `stopped`.
@@ -28,16 +31,24 @@ pub(super) async fn serve(
     page: Page,
     stopped: impl Future<Output = ()> + Send + 'static,
 ) -> Result<()> {
-    // A response shows that the runtime is alive. Probes depend neither on the API server nor on the Lease: a replica without them still
-    // coordinates workers, and a restart would not help.
+    // A response shows that the runtime is alive. After the first list probes depend neither on the API server nor on the Lease: a replica
+    // without them still coordinates workers, and a restart would not help.
     let router = Router::new()
         .route("/startupz", get(async || "started\n"))
         .route("/livez", get(async || "works\n"))
-        .route("/readyz", get(async || "ready\n"))
+        .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .with_state(page);
     axum::serve(listener, router).with_graceful_shutdown(stopped).await?;
     Ok(())
+}
+
+/// Fails until the LearnerClusters were listed: an operator without the rights or the definitions does nothing.
+async fn ready(State(page): State<Page>) -> (StatusCode, &'static str) {
+    match page.unlisted.load(Ordering::Relaxed) {
+        0 => (StatusCode::OK, "ready\n"),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "failed to list LearnerClusters so far; the log shows why\n"),
+    }
 }
 
 async fn metrics(State(page): State<Page>, headers: HeaderMap) -> impl IntoResponse {

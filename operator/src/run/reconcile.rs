@@ -1,6 +1,7 @@
 //! Reconciles LearnerClusters: observe, validate, plan, coordinate, apply, update status.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -113,6 +114,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
     if store.wait_until_ready().await.is_err() {
         return;
     }
+    context.unlisted.fetch_sub(1, Ordering::Relaxed);
     loop {
         tokio::time::sleep(SWEEP_PERIOD).await;
         let present = |key: &Key| store.get(&reference(&key.name, &key.namespace)).is_some();
@@ -149,7 +151,8 @@ async fn reconcile_and_record(object: &DynamicObject, key: &Key, context: &Conte
 }
 
 async fn reconcile_cluster(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
-    let object = CLUSTER.value(object);
+    let mut object = CLUSTER.value(object);
+    context.written_clusters.apply(key, &mut object);
     if !is_ours(&object) {
         context.coordinators.stop(key);
         return Ok(Action::await_change());
@@ -290,7 +293,8 @@ async fn publish_status(
     if status == old || !context.leadership.is_leader() {
         return Ok(());
     }
-    apply::write_status(context, CLUSTER, key, status).instrument(debug_span!("status")).await?;
+    let written = apply::write_status(context, CLUSTER, key, status).instrument(debug_span!("status")).await?;
+    context.written_clusters.record(key, &written, Instant::now());
     context.statuses.wrote(key, Instant::now());
     let find = |status: &LearnerClusterStatus, kind: &str| {
         status.conditions.iter().find(|entry| entry.kind == kind).map(|entry| (entry.status, entry.reason.clone()))
