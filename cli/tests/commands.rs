@@ -197,6 +197,38 @@ fn autoscaling_of_a_recorded_load_is_simulated_by_both_rules() {
 }
 
 #[test]
+fn decisions_of_a_file_are_plotted_listed_and_written_as_a_page() {
+    let home = home();
+    let home = home.path();
+    let line = |slot: u32| {
+        let (time, load) = (1_700_000_000 + slot * 60, 1_000 + slot * 10);
+        let change = if slot == 20 {
+            (3, "ForecastAboveTarget,\"Scale from 2 to 3 workers: more is expected.\"")
+        } else {
+            (2, "OnTarget,")
+        };
+        format!("{time},{load},2,{},{load},{},180,,Active,{}\n", change.0, load + 200, change.1)
+    };
+    let header = engram_forecast::history::HEADER;
+    let file = write(home, "decisions.csv", &(format!("{header}\n") + &(0..40).map(line).collect::<String>()));
+    let explain = ["autoscale", "explain", "--file", &file];
+    let table = engram(home, &[&explain[..], &["-o", "table"]].concat()).out;
+    assert!(table.contains("40 decisions") && table.contains('▲') && table.contains("more is expected."), "{table}");
+    let output = engram(home, &[&explain[..], &["-o", "json"]].concat());
+    let list: serde_json::Value = serde_json::from_str(&output.out).expect(&output.err);
+    assert_eq!((&list["items"][20]["desired"], &list["items"][20]["upperLoad"]), (&3.into(), &1_400.0.into()));
+    let page = home.join("page.html");
+    assert_eq!(engram(home, &[&explain[..], &["--to", page.to_str().unwrap()]].concat()).code, 0);
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains("<svg") && page.contains("<td>ForecastAboveTarget</td>"), "{page}");
+    let simulated = engram(home, &["autoscale", "simulate", "--load", &file, "-o", "json"]);
+    assert_eq!(simulated.code, 0, "the file is a load too: {}", simulated.err);
+    let wrong = write(home, "wrong.csv", &format!("{header}\n1,2,3\n"));
+    let output = engram(home, &["autoscale", "explain", "--file", &wrong]);
+    assert!(output.code == 2 && output.err.contains("1 invalid lines"), "{}", output.err);
+}
+
+#[test]
 fn color_follows_flag_environment_and_terminal() {
     let home = home();
     let home = home.path();

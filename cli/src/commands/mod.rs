@@ -116,7 +116,7 @@ pub(crate) async fn run(
         Command::Partition(command) => partition::run(&command, context).await,
         Command::Chaos(arguments) => chaos::run(&arguments, context).await,
         Command::Data(command) => data::run(command, context).await,
-        Command::Autoscale(command) => autoscale::run(&command, context),
+        Command::Autoscale(command) => autoscale::run(&command, context).await,
         Command::Federated(command) => federated::run(&command, context),
         Command::Edge(arguments) => edge::run(&arguments, context).await,
         Command::Tune(arguments) => tune::run(&arguments, context).await,

@@ -6,7 +6,7 @@ use crate::route::Endpoint;
 use crate::target::Target;
 use engram_client::{BufferDescription, Client, QualityOptions};
 use engram_memory::ONE;
-use engram_proto::v1::{RunPhase, RunStatus};
+use engram_proto::v1::{RunPhase, RunStatus, RunningTask};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -81,6 +81,22 @@ pub(crate) struct Run {
     pub(crate) label: String,
     pub(crate) message: String,
     pub(crate) metrics: BTreeMap<String, f64>,
+    /// Tasks in execution.
+    pub(crate) tasks: Vec<Task>,
+}
+
+/// A task of a run in execution.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Task {
+    pub(crate) number: u64,
+    pub(crate) name: String,
+    /// Ordinal of the worker that executes it.
+    pub(crate) worker: u32,
+    /// Completed share, 0 to 1.
+    pub(crate) fraction: f64,
+    /// Workers that were lost while they executed it.
+    pub(crate) lost_workers: u32,
 }
 
 /// A replay buffer.
@@ -146,7 +162,7 @@ pub(crate) async fn read(client: &Client, target: &Target) -> anyhow::Result<Ove
     let runs = ok_or_condition(client.list_runs().await, "runs", ready, &mut conditions).unwrap_or_default();
     let buffers = ok_or_condition(client.declared_buffers().await, "buffers", ready, &mut conditions);
     let (buffers, problems) = buffers.unwrap_or_default();
-    conditions.extend(problems.into_iter().map(|it| format!("buffer {} of spec.buffers: {}", it.buffer, it.problem)));
+    conditions.extend(problems.into_iter().map(|it| format!("buffer {}: {}", it.buffer, it.problem)));
     let quality = ok_or_condition(client.quality(QualityOptions::default()).await, "quality", ready, &mut conditions);
     let groups = quality.iter().flat_map(|quality| quality.vector.groups());
     let weight = |units: u32| f64::from(units) / f64::from(ONE);
@@ -293,7 +309,33 @@ impl From<RunStatus> for Run {
             label: status.label,
             message: status.message,
             metrics: status.metrics.into_iter().collect(),
+            tasks: status.tasks.into_iter().map(Task::from).collect(),
         }
+    }
+}
+
+impl From<RunningTask> for Task {
+    fn from(task: RunningTask) -> Self {
+        let RunningTask { number, name, worker, fraction, losses } = task;
+        Self { number, name, worker, fraction, lost_workers: losses }
+    }
+}
+
+impl Overview {
+    /// Returns what a worker executes and drives: tasks with their run, then the runs whose driver it is.
+    pub(crate) fn assignments(&self, worker: u32) -> String {
+        let active = || self.runs.iter().filter(|run| run.is_active());
+        let task = |run: &Run, task: &Task| format!("{}/{} {:.0} %", run.name, task.name, task.fraction * 100.0);
+        let tasks = active().flat_map(|run| {
+            run.tasks.iter().filter(|it| it.worker == worker).map(|it| task(run, it)).collect::<Vec<_>>()
+        });
+        let drives = active().filter(|run| run.driver == Some(worker)).map(|run| format!("drives {}", run.name));
+        tasks.chain(drives).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns the names of the runs that wait for their turn.
+    pub(crate) fn queued(&self) -> Vec<&str> {
+        self.runs.iter().filter(|run| run.phase == "Queued").map(|run| run.name.as_str()).collect()
     }
 }
 

@@ -70,8 +70,17 @@ async fn once(client: &Client, target: &Target, context: &Context) -> anyhow::Re
         context.output.value(&serde_json::to_value(&overview)?)?;
         return Ok(ExitCode::Ok);
     }
-    let mut table =
-        Table::new(&["worker", "state", ">memories", ">partitions", ">updates", ">memory", ">pending", "device"]);
+    let mut table = Table::new(&[
+        "worker",
+        "state",
+        ">memories",
+        ">partitions",
+        ">updates",
+        ">memory",
+        ">pending",
+        "device",
+        "assignments",
+    ]);
     for worker in &overview.workers {
         table.row([
             worker.ordinal.to_string(),
@@ -82,6 +91,7 @@ async fn once(client: &Client, target: &Target, context: &Context) -> anyhow::Re
             bytes(worker.resident_bytes),
             worker.pending_records.to_string(),
             worker.device.clone(),
+            overview.assignments(worker.ordinal),
         ]);
     }
     context.output.list(&overview.workers, &table)?;
@@ -277,10 +287,13 @@ impl View {
                 Cell::from(bytes(worker.resident_bytes)),
                 Cell::from(seconds(worker.uptime_seconds)),
                 Cell::from(worker.device.as_str()),
+                Cell::from(self.overview.assignments(worker.ordinal)),
             ])
         });
-        let header = ["worker", "state", "memories", "partitions", "updates/s", "memory", "uptime", "device"];
-        let widths = [7, 12, 13, 11, 12, 11, 9].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]);
+        let header =
+            ["worker", "state", "memories", "partitions", "updates/s", "memory", "uptime", "device", "assignments"];
+        let fixed = [7, 12, 13, 11, 12, 11, 9].map(Constraint::Length).into_iter();
+        let widths = fixed.chain([Constraint::Min(6), Constraint::Min(14)]);
         Grid::new(rows, widths)
             .header(Row::new(header).style(Style::new().add_modifier(Modifier::BOLD)))
             .block(Block::bordered().title(" workers "))
@@ -295,8 +308,14 @@ impl View {
         for (name, value) in run.metrics.iter().take(4) {
             label.push_str(&format!(", {name} {value:.3}"));
         }
+        let queued = self.overview.queued();
+        let queue = if queued.is_empty() {
+            String::new()
+        } else {
+            format!("({} queued: {}) ", queued.len(), queued.join(", "))
+        };
         Gauge::default()
-            .block(Block::bordered().title(format!(" run {} ", run.name)))
+            .block(Block::bordered().title(format!(" run {} {queue}", run.name)))
             .gauge_style(self.style(Color::Blue))
             .ratio(run.ratio().unwrap_or(0.0))
             .label(label)
@@ -350,13 +369,16 @@ mod tests {
             label: String::new(),
             message: String::new(),
             metrics: BTreeMap::new(),
+            tasks: vec![overview::Task { number: 3, name: "fold-3".into(), worker: 0, fraction: 0.5, lost_workers: 1 }],
         };
+        let waiting =
+            Run { name: "next".into(), phase: "Queued".into(), driver: None, tasks: Vec::new(), ..run.clone() };
         let quality = vec![overview::Group { group: 7, count: 12, mean: 0.25, min: 0.0, max: 1.0 }];
         Overview {
             name: "demo".into(),
             ready: true,
             workers: vec![worker],
-            runs: vec![run],
+            runs: vec![run, waiting],
             quality,
             ..Overview::default()
         }
@@ -368,7 +390,15 @@ mod tests {
         let began = Instant::now();
         view.update(sample(0, 1, "Running"), began);
         view.update(sample(5_000, 1, "Running"), began + Duration::from_secs(1));
-        view.update(sample(100, 2, "Succeeded"), began + Duration::from_secs(2));
+        let mut terminal = Terminal::new(TestBackend::new(120, 30)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let screen = terminal.backend().to_string();
+        for shown in ["history/fold-3 50 %", "run history (1 queued: next)"] {
+            assert!(screen.contains(shown), "{shown} is missing on the screen:\n{screen}");
+        }
+        let mut last = sample(100, 2, "Succeeded");
+        last.runs.truncate(1);
+        view.update(last, began + Duration::from_secs(2));
         assert_eq!(view.history, [5_000, 100], "a restarted worker counts from zero");
         let mut terminal = Terminal::new(TestBackend::new(100, 30)).unwrap();
         terminal.draw(|frame| view.draw(frame)).unwrap();

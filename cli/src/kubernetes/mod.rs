@@ -4,6 +4,7 @@
 //! address, so that the client library connects to each primary directly and follows the partition map as inside of Kubernetes.
 
 mod address;
+mod autoscaling;
 mod error;
 mod forward;
 mod overrides;

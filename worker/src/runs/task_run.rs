@@ -4,6 +4,7 @@
 //! does not matter, so the result is the same bytes whatever dies. Such runs change no memories and do not wait for the turn.
 
 mod calls;
+mod timeline;
 
 use super::frame::{Interruption, RETRY_INTERVAL, conclude, failed, show_end, unless_ordered, write_record};
 use super::record::Recorder;
@@ -11,16 +12,17 @@ use super::{credentials, input};
 use crate::shared::Shared;
 use calls::{Calls, Outcome};
 use engram_api::{Code, LearnerRunSpec};
-use engram_learn::run::{ClusterError, Input, LogError, Order, Phase, RunLog as _, RunState, Status};
+use engram_learn::run::{ClusterError, Input, LogError, Order, Phase, RunLog as _, RunState, RunningTask, Status};
 use engram_learn::task_run::{
     Assignment, AssignmentAction, AssignmentEvent, MAX_LOSSES, MAX_TASK_BYTES, RecordedTasks, StageResults, Task,
-    TaskError, TaskFindings, TaskRun, TaskSummary, page_row, result_row, task_run,
+    TaskError, TaskFindings, TaskRun, TaskSummary, TimelineKind, page_row, result_row, task_run, timeline_row,
 };
 use engram_memory::RunId;
 use engram_proto::v1::Problem;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use timeline::Timeline;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -30,6 +32,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_TASKS: usize = 10_000;
 /// Running tasks that the status message names.
 const NAMED_TASKS: usize = 3;
+/// Tasks in execution that a status reports.
+const MAX_REPORTED_TASKS: usize = 256;
 /// Longer findings are shortened: they are part of every status.
 const MAX_TEXT_CHARS: usize = 500;
 /// See [`MAX_TEXT_CHARS`].
@@ -69,6 +73,8 @@ struct Stage<'a> {
     assignment: Assignment,
     /// Tasks of earlier stages.
     earlier: u64,
+    /// Losses of workers by tasks of earlier stages.
+    earlier_losses: u64,
 }
 
 impl Driver {
@@ -100,25 +106,37 @@ impl Driver {
         let data = self.data().await?;
         self.pin(data.as_deref())?;
         let run = self.open(data.clone()).await?;
-        let mut calls = Calls::new(&self.shared, self.run, &self.state.spec.to_string(), data);
+        let timeline = Timeline::new(started.0, started.1);
+        let mut calls = Calls::new(&self.shared, (self.run, &self.state.spec.to_string()), data, timeline);
         let mut results: Vec<StageResults> = Vec::new();
-        let mut earlier = 0;
+        let (mut earlier, mut earlier_losses) = (0, 0);
         loop {
+            let number = u32::try_from(results.len()).unwrap_or(u32::MAX);
+            let planning = Instant::now();
             let tasks = self.plan(&run, &results).await?;
             if tasks.is_empty() {
                 break;
             }
-            let number = u32::try_from(results.len()).unwrap_or(u32::MAX);
+            let span = (planning, Instant::now());
+            calls.timeline.add(None, TimelineKind::Plan, &format!("plan of stage {}", number + 1), span);
             let done: BTreeSet<usize> = recorded.indexes(number).map(|index| index as usize).collect();
             let costs: Vec<u64> = tasks.iter().map(|task| task.cost).collect();
             self.state.phase = Phase::Running;
             self.state.done = earlier + done.len() as u64;
             self.state.epochs = Some(earlier + tasks.len() as u64);
-            let mut stage = Stage { number, tasks: &tasks, assignment: Assignment::new(&costs, &done), earlier };
+            let mut stage =
+                Stage { number, tasks: &tasks, assignment: Assignment::new(&costs, &done), earlier, earlier_losses };
+            let is_recorded = stage.assignment.is_complete();
             self.execute(&mut stage, &mut calls, &mut recorded, started).await?;
+            let spans = calls.timeline.end_stage();
+            if !is_recorded {
+                // Before the last write of the run, which ends it.
+                self.record(Some(timeline_row(number, &spans))).await?;
+            }
             let results_of_stage = recorded.stage(number, tasks.len());
             results.push(results_of_stage.ok_or_else(|| failed(Code::Corrupt, "the record of the run has gaps"))?);
             earlier += tasks.len() as u64;
+            earlier_losses += stage.assignment.total_losses();
         }
         self.finish(run, results, &recorded).await
     }
@@ -287,7 +305,10 @@ impl Driver {
                     let index = u32::try_from(task).unwrap_or(u32::MAX);
                     self.state.done += 1;
                     self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
+                    let writing = Instant::now();
                     self.record(Some(result_row(stage.number, index, &result))).await?;
+                    let (name, span) = (&stage.tasks[task].name, (writing, Instant::now()));
+                    calls.timeline.add(None, TimelineKind::Record, name, span);
                     recorded.insert(stage.number, index, result);
                 }
                 AssignmentAction::GiveUp { task } => {
@@ -316,11 +337,21 @@ impl Driver {
         let elapsed_s = started.0.elapsed().as_secs_f64();
         let rate = ((self.state.done - done_before) as f64 + fractions) / elapsed_s.max(1e-3);
         let message = message(&running, stage);
+        let tasks = running.iter().take(MAX_REPORTED_TASKS).map(|&(worker, task, fraction)| RunningTask {
+            number: stage.earlier + task as u64 + 1,
+            name: stage.tasks[task].name.clone(),
+            worker,
+            fraction,
+            losses: stage.assignment.losses(task),
+        });
+        let (tasks, losses) = (tasks.collect(), stage.assignment.total_losses());
         self.status.send_modify(|status| {
             (status.phase, status.epoch, status.epochs) = (self.state.phase, self.state.done, self.state.epochs);
             (status.epochs_per_s, status.message) = (rate, message);
             status.elapsed_s = started.1 as f64 / 1_000.0 + elapsed_s;
             status.metrics.insert("running_tasks".into(), running.len() as f64);
+            status.metrics.insert("reassigned_tasks".into(), (stage.earlier_losses + losses) as f64);
+            status.tasks = tasks;
         });
     }
 
@@ -345,6 +376,7 @@ impl Driver {
         self.state.tasks = Some(TaskSummary::new(shortened(findings), recorded.digest()));
         self.status.send_modify(|status| {
             status.metrics.remove("running_tasks");
+            status.tasks.clear();
         });
         Ok(page)
     }

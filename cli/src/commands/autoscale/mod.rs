@@ -1,5 +1,8 @@
-//! `engram autoscale`: what autoscaling would do with a load, without a cluster.
+//! `engram autoscale`: what autoscaling did with a cluster, and what it would do with a load.
 
+mod explain;
+mod explain_page;
+mod explain_plot;
 mod load;
 mod plot;
 
@@ -19,6 +22,7 @@ use std::path::PathBuf;
 /// Autoscaling
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Autoscale {
+    Explain(explain::Explain),
     Simulate(Simulate),
 }
 
@@ -124,8 +128,14 @@ impl Simulate {
     }
 }
 
-pub(crate) fn run(command: &Autoscale, context: &Context) -> anyhow::Result<ExitCode> {
-    let Autoscale::Simulate(arguments) = command;
+pub(crate) async fn run(command: &Autoscale, context: &Context) -> anyhow::Result<ExitCode> {
+    match command {
+        Autoscale::Explain(arguments) => explain::run(arguments, context).await,
+        Autoscale::Simulate(arguments) => simulate(arguments, context),
+    }
+}
+
+fn simulate(arguments: &Simulate, context: &Context) -> anyhow::Result<ExitCode> {
     let output = &context.output;
     let series = load::read(&arguments.load, arguments.interval)?;
     let settings = arguments.settings(&series, arguments.capacity(&series, output)?);

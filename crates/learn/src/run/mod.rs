@@ -36,5 +36,5 @@ pub use finish::report;
 pub use job::{Conditions, Job};
 pub use specification::{comparable_spec, spec_fingerprint};
 pub use state::{CorruptRecord, Input, RunState, SnapshotResult, SnapshotState};
-pub use status::{Order, Phase, Status};
+pub use status::{Order, Phase, RunningTask, Status};
 pub use training::{GroupMemberState, TrainingRow, TrainingState};

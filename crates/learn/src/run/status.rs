@@ -71,6 +71,23 @@ pub struct Status {
     pub needs_credentials: bool,
     /// The written snapshot, for snapshot runs.
     pub snapshot: Option<super::SnapshotResult>,
+    /// Tasks in execution, by worker.
+    pub tasks: Vec<RunningTask>,
+}
+
+/// A task in execution.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RunningTask {
+    /// Number of the task, from 1 on over all stages.
+    pub number: u64,
+    /// Its name.
+    pub name: String,
+    /// Ordinal of the worker that executes it.
+    pub worker: u32,
+    /// Completed share, 0 to 1.
+    pub fraction: f64,
+    /// Workers that were lost while they executed it.
+    pub losses: u32,
 }
 
 impl Status {

@@ -105,6 +105,16 @@ impl Assignment {
         })
     }
 
+    /// Returns how many workers were lost while they executed a task.
+    pub fn losses(&self, task: usize) -> u32 {
+        self.tasks[task].1
+    }
+
+    /// Returns how often tasks were taken back from lost workers.
+    pub fn total_losses(&self) -> u64 {
+        self.tasks.iter().map(|(_, losses)| u64::from(*losses)).sum()
+    }
+
     /// Returns when a [`AssignmentEvent::Tick`] is due, if at all.
     pub fn next_tick(&self) -> Option<Duration> {
         let is_waiting = self.tasks.iter().any(|(state, _)| *state == TaskState::Waiting);
@@ -230,6 +240,7 @@ mod tests {
         // The same if the cluster declares a worker dead before its call fails.
         let actions = assignment.step(workers([0]), START);
         assert_eq!(actions, [AssignmentAction::Abandon(1)], "worker 0 rests");
+        assert_eq!((assignment.losses(0), assignment.total_losses()), (2, 2));
         let due = assignment.next_tick().unwrap();
         let again = AssignmentAction::Start { worker: 0, task: 0 };
         assert_eq!(assignment.step(AssignmentEvent::Tick, due), [again]);
