@@ -6,7 +6,7 @@ use crate::convert;
 use crate::error;
 use crate::runtime::Threads;
 use engram_api::Code;
-use engram_participant::{Assignment, ClientKeys, Error, Next};
+use engram_participant::{Assignment, ClientKeys, Error, ModelKey, Next};
 use engram_proto::v1::FederatedRefusalReason as Reason;
 use numpy::{IntoPyArray as _, PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
@@ -88,13 +88,28 @@ impl FederatedTask {
 impl Participant {
     /// `keys` is a file that is created if it does not exist; without it the client is a new one.
     #[new]
-    #[pyo3(signature = (client, run, name, *, keys=None))]
-    fn new(py: Python<'_>, client: &Client, run: &str, name: &str, keys: Option<PathBuf>) -> PyResult<Self> {
+    /// `model_key` is the key of the run's models in hexadecimal digits; without it that of the first task is kept next to `keys`.
+    #[pyo3(signature = (client, run, name, *, keys=None, model_key=None))]
+    fn new(
+        py: Python<'_>,
+        client: &Client,
+        run: &str,
+        name: &str,
+        keys: Option<PathBuf>,
+        model_key: Option<&str>,
+    ) -> PyResult<Self> {
+        let model_key = match (model_key, &keys) {
+            (Some(digits), _) => ModelKey::given(digits),
+            (None, Some(keys)) => ModelKey::kept_in(&keys.with_extension("model-key")),
+            (None, None) => Ok(ModelKey::default()),
+        };
+        let model_key = model_key.map_err(|failure| of_participant(py, &failure))?;
         let keys = match keys {
             Some(path) => ClientKeys::open(&path).map_err(|failure| of_participant(py, &failure))?,
             None => ClientKeys::generate(),
         };
-        let participant = engram_participant::Participant::new(client.client().clone(), run, name, keys);
+        let participant = engram_participant::Participant::new(client.client().clone(), run, name, keys)
+            .with_model_key(model_key);
         Ok(Self { threads: Arc::clone(client.threads()), participant: Some(Arc::new(participant)) })
     }
 

@@ -69,7 +69,8 @@ fn required_permission(method: &str) -> Option<RequiredRight> {
         | "RunService/SubmitRun"
         | "RunService/CancelRun"
         | "RunService/RemoveRun"
-        | "RunService/SuspendRun" => one(Decay),
+        | "RunService/SuspendRun"
+        | "FederatedService/RevokeClient" => one(Decay),
         _ => one(Admin),
     })
 }

@@ -7,6 +7,7 @@ use crate::buffers::BufferMetrics;
 use crate::panics;
 use crate::peers::Traffic;
 use crate::shared::Shared;
+use crate::runs::FederatedMetrics;
 use crate::training::TrainingMetrics;
 pub use engram_api::metrics::{MetricDescriptor, MetricType};
 use engram_identity::{Keys, Reason};
@@ -183,6 +184,8 @@ pub(crate) struct Metrics {
     pub(crate) buffers: BufferMetrics,
     /// What the training members on this worker did.
     pub(crate) training: TrainingMetrics,
+    /// What the drivers of Federated runs on this worker did.
+    pub(crate) federated: FederatedMetrics,
     build: Family<BuildLabels, Gauge>,
     admission: AdmissionMetrics,
     connections: ConnectionMetrics,
@@ -654,6 +657,7 @@ impl Metrics {
         registrar.register("training_reduce_seconds", &[], help, training.reduce_seconds.clone());
         let help = "Changes of training groups of the runs that this worker drives";
         registrar.register("training_group_changes", &[], help, training.group_changes.clone());
+        let federated = federated_metrics(&mut registrar);
         let build = Family::<BuildLabels, Gauge>::default();
         registrar.register("build_info", &["version", "device"], "Always 1; version and device in use", build.clone());
         let admission = AdmissionMetrics::new(&mut registrar);
@@ -666,6 +670,7 @@ impl Metrics {
             calls,
             updates,
             training,
+            federated,
             partition_epochs,
             forwarded,
             promotions,
@@ -808,6 +813,32 @@ const fn code_name(code: Code) -> &'static str {
         Code::DataLoss => "DATA_LOSS",
         Code::Unauthenticated => "UNAUTHENTICATED",
     }
+}
+
+fn federated_metrics(registrar: &mut Registrar) -> FederatedMetrics {
+    let federated = FederatedMetrics::default();
+    let run = &["run"];
+    let help = "Versions of the model of a Federated run that this worker aggregated";
+    registrar.register("federated_rounds", run, help, federated.rounds.clone());
+    let help = "Rounds of a Federated run that ended without enough updates";
+    registrar.register("federated_rounds_aborted", run, help, federated.aborted.clone());
+    let help = "Updates of clients that this worker aggregated";
+    registrar.register("federated_updates", run, help, federated.updates.clone());
+    let help = "Tasks of clients that ended without an update: dropped, or too late";
+    registrar.register("federated_tasks_missed", run, help, federated.missing.clone());
+    let help = "Updates of clients that arrived after their lease or round had ended, and were not counted";
+    registrar.register("federated_updates_late", run, help, federated.late.clone());
+    let help = "Clients that are enrolled in a Federated run driven by this worker";
+    registrar.register("federated_clients", run, help, federated.clients.clone());
+    let help = "Bytes of updates received from clients";
+    registrar.register("federated_received_bytes", run, help, federated.received_bytes.clone());
+    let help = "Bytes of models sent to clients";
+    registrar.register("federated_sent_bytes", run, help, federated.sent_bytes.clone());
+    let help = "Epsilon that a Federated run has spent, at the delta of its specification";
+    registrar.register("federated_epsilon_spent", run, help, federated.epsilon.clone());
+    let help = "Time that this worker spent in aggregations of Federated runs, with the noise and the write of the model";
+    registrar.register("federated_aggregation_seconds", run, help, federated.aggregation_seconds.clone());
+    federated
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use anyhow::Context as _;
 use engram_api::ExitCode;
 use engram_client::{Client, Network, Options, Token};
 use engram_identity::{ExpectedPeer, Files, Keys, Role, Roots, WatchedFiles, token};
-use engram_participant::{Assignment, Backoff, ClientKeys, Error, Limits, Next, Participant, Queue, QueuedUpdate};
+use engram_participant::{
+    Assignment, Backoff, ClientKeys, Error, Limits, ModelKey, Next, Participant, Queue, QueuedUpdate,
+};
 use engram_proto::v1::FederatedTask;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -58,6 +60,9 @@ pub(crate) struct Edge {
     /// Private key of the certificate [default: the file of the certificate]
     #[arg(long, value_name = "FILE", requires = "certificate")]
     key: Option<PathBuf>,
+    /// Key by which the models of the run are signed: its output model_key [default: that of the first task, kept in STATE/model-key]
+    #[arg(long, value_name = "HEX")]
+    model_key: Option<String>,
     /// Most updates in the queue: the oldest make room
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     queue_updates: usize,
@@ -87,9 +92,15 @@ pub(crate) async fn run(arguments: &Edge, context: &Context) -> anyhow::Result<E
     let limits = Limits { updates: arguments.queue_updates, bytes: arguments.queue_mib << 20 };
     let queue = Queue::open(&arguments.state.join("queue"), limits)?;
     let mut device = Device { arguments, queue, backoff: Backoff::new(PAUSES.0, PAUSES.1), acknowledged: 0 };
+    let model_key = match &arguments.model_key {
+        Some(digits) => ModelKey::given(digits)?,
+        None => ModelKey::kept_in(&arguments.state.join("model-key"))?,
+    };
     let participant = loop {
         match connect(arguments, context).await {
-            Ok(client) => break Participant::new(client, &arguments.run, &arguments.client, keys),
+            Ok(client) => {
+                break Participant::new(client, &arguments.run, &arguments.client, keys).with_model_key(model_key);
+            }
             Err(error) if arguments.addresses.is_empty() => return Err(error),
             Err(error) => device.pause(&error).await,
         }

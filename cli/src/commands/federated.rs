@@ -4,16 +4,34 @@ use crate::context::Context;
 use crate::error::failure;
 use crate::output::{Table, count};
 use crate::progress::Progress;
+use crate::target;
 use engram_api::ExitCode;
 use engram_federated::round::Mode;
 use engram_federated::simulate::{Simulation, SimulationReport, SimulationSettings, StragglerLaw};
 use engram_federated::strategy::{AdaptiveSettings, Strategy};
+use engram_proto::v1::RevokeClientRequest;
 use serde::Serialize;
 
 /// Federated learning
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Federated {
     Simulate(Simulate),
+    Revoke(Revoke),
+}
+
+/// Refuse a client of a run from now on, and end its task
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:
+  engram federated revoke fleet car-17
+
+The next call of the client is refused. Its updates that were accepted stay counted. A client cannot be admitted again under this name.")]
+pub(crate) struct Revoke {
+    /// Name of the run
+    #[arg(value_name = "RUN")]
+    run: String,
+    /// Name of the client
+    #[arg(value_name = "CLIENT")]
+    client: String,
 }
 
 /// Simulate federated learning over synthetic clients in virtual time
@@ -145,8 +163,23 @@ impl Simulate {
     }
 }
 
-pub(crate) fn run(command: &Federated, context: &Context) -> anyhow::Result<ExitCode> {
-    let Federated::Simulate(arguments) = command;
+pub(crate) async fn run(command: &Federated, context: &Context) -> anyhow::Result<ExitCode> {
+    match command {
+        Federated::Simulate(arguments) => simulate(arguments, context),
+        Federated::Revoke(arguments) => revoke(arguments, context).await,
+    }
+}
+
+async fn revoke(Revoke { run, client }: &Revoke, context: &Context) -> anyhow::Result<ExitCode> {
+    let connection = target::connect(context).await?;
+    let request = RevokeClientRequest { run: run.clone(), client: client.clone() };
+    let answer = connection.federated_revoke(request).await?;
+    let how = if answer.repeated { "was revoked before" } else { "is revoked" };
+    println!("client {client} of run {run} {how}");
+    Ok(ExitCode::Ok)
+}
+
+fn simulate(arguments: &Simulate, context: &Context) -> anyhow::Result<ExitCode> {
     let output = &context.output;
     if !(1..=100_000).contains(&arguments.round_size) {
         let message = format!("--round-size is {}; allowed: 1 to 100000", arguments.round_size);

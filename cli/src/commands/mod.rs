@@ -117,7 +117,7 @@ pub(crate) async fn run(
         Command::Chaos(arguments) => chaos::run(&arguments, context).await,
         Command::Data(command) => data::run(command, context).await,
         Command::Autoscale(command) => autoscale::run(&command, context).await,
-        Command::Federated(command) => federated::run(&command, context),
+        Command::Federated(command) => federated::run(&command, context).await,
         Command::Edge(arguments) => edge::run(&arguments, context).await,
         Command::Tune(arguments) => tune::run(&arguments, context).await,
         Command::Validate(arguments) => validate::run(&arguments, context),

@@ -2,6 +2,7 @@
 
 use crate::call::{self, Failure, Service};
 use crate::error::Error;
+use crate::federated::Relay;
 use crate::map::Map;
 use crate::options::{Options, ReadMode};
 use crate::pool::Pool;
@@ -51,6 +52,7 @@ struct Core {
     map_wait: Mutex<()>,
     /// Task that watches the map in the background.
     watcher: OnceLock<AbortHandle>,
+    relay: Relay,
 }
 
 impl Drop for Core {
@@ -106,6 +108,7 @@ impl Client {
             last_request: Mutex::default(),
             map_wait: Mutex::default(),
             watcher: OnceLock::new(),
+            relay: Relay::default(),
         };
         Self(Arc::new(core), ReadMode::default())
     }
@@ -176,6 +179,18 @@ impl Client {
 
     pub(crate) fn service_of(&self, map: &Map, ordinal: Ordinal) -> Result<Service, Failure> {
         self.channel_of(map, ordinal).map(|channel| call::service(channel, self.options().plane))
+    }
+
+    pub(crate) fn relay(&self) -> &Relay {
+        &self.0.relay
+    }
+
+    /// Returns the connection to one of the configured endpoints.
+    pub(crate) fn channel_of_endpoint(&self, number: usize) -> Result<tonic::transport::Channel, Failure> {
+        let endpoints = &self.options().endpoints;
+        let address = endpoints.get(number % endpoints.len().max(1));
+        let address = address.ok_or_else(|| Failure::unavailable("no endpoint is configured"))?;
+        self.0.pool.channel(address).map_err(Failure::unavailable)
     }
 
     pub(crate) fn channel_of(&self, map: &Map, ordinal: Ordinal) -> Result<tonic::transport::Channel, Failure> {

@@ -8,6 +8,7 @@ use crate::runs::run_id;
 use engram_memory::{MemoryId, partition_of};
 use engram_proto::v1;
 use engram_proto::v1::federated_service_client::FederatedServiceClient;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::timeout;
 use tonic::transport::Channel;
@@ -15,6 +16,30 @@ use tonic::{Request, Response, Status};
 
 /// Time that a call which waits may take beyond its wait.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Whether calls go to a configured endpoint, which forwards them, instead of the driver: outside the cluster's network only an ingress may be reachable.
+#[derive(Debug, Default)]
+pub(crate) struct Relay {
+    is_used: AtomicBool,
+    /// Whether a driver was ever reached directly.
+    was_direct: AtomicBool,
+    /// Number of relayed attempts, to choose an endpoint.
+    attempts: AtomicUsize,
+}
+
+impl Relay {
+    fn succeeded(&self, relayed: bool) {
+        if !relayed {
+            self.was_direct.store(true, Ordering::Relaxed);
+        }
+        self.is_used.store(relayed && !self.was_direct.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// The next attempt takes the other way.
+    fn failed(&self, relayed: bool) {
+        self.is_used.store(!relayed, Ordering::Relaxed);
+    }
+}
 
 fn run_of(caller: Option<&v1::FederatedCaller>) -> &str {
     caller.map_or("", |caller| &caller.run)
@@ -77,6 +102,16 @@ impl Client {
         self.call_federated(run_of(message.caller.as_ref()), self.write(), message.clone(), call).await
     }
 
+    /// Refuses a client of a run from now on. Returns whether it was not revoked before.
+    ///
+    /// # Errors
+    /// As for [`Error`].
+    pub async fn federated_revoke(&self, message: v1::RevokeClientRequest) -> Result<v1::RevokeClientResponse, Error> {
+        let call =
+            |mut driver: FederatedServiceClient<Channel>, request| async move { driver.revoke_client(request).await };
+        self.call_federated(&message.run, self.write(), message.clone(), call).await
+    }
+
     /// Sends a message of secure aggregation, and waits for the next one.
     ///
     /// # Errors
@@ -103,31 +138,44 @@ impl Client {
         F: Future<Output = Result<Response<R>, Status>>,
     {
         loop {
+            let relayed = self.relay().is_used.load(Ordering::Relaxed);
             let response = async {
-                let (driver, deadline) = self.federated_driver(run, &retry)?;
+                let (driver, deadline) = self.federated_driver(run, &retry, relayed)?;
                 let response = timeout(deadline, call(driver, self.request(message.clone(), deadline))).await;
                 Ok(response.map_err(|_| Failure::timed_out())??.into_inner())
             };
             match response.await {
-                Ok(reply) => return Ok(reply),
-                Err(failure) => retry.after(self, failure).await?,
+                Ok(reply) => {
+                    self.relay().succeeded(relayed);
+                    return Ok(reply);
+                }
+                Err(failure) => {
+                    self.relay().failed(relayed);
+                    retry.after(self, failure).await?;
+                }
             }
         }
     }
 
-    /// Returns the worker that drives a run, and the limit of an attempt.
+    /// Returns the worker that drives a run, or an endpoint that forwards to it, and the limit of an attempt.
     fn federated_driver(
         &self,
         run: &str,
         retry: &Retry,
+        relayed: bool,
     ) -> Result<(FederatedServiceClient<Channel>, Duration), Failure> {
+        let limit = message_limit(self.options().plane);
+        let service = |channel| {
+            let driver = FederatedServiceClient::new(channel);
+            driver.max_decoding_message_size(limit).max_encoding_message_size(limit)
+        };
+        if relayed {
+            let number = self.relay().attempts.fetch_add(1, Ordering::Relaxed);
+            return Ok((service(self.channel_of_endpoint(number)?), self.attempt(retry)));
+        }
         let map = self.map().map_err(|error| Failure::unavailable(error.to_string()))?;
         let partition = partition_of(MemoryId(run_id(map.cluster, run).0 as u64), map.partition_count());
         let owner = map.owner(partition).ok_or_else(|| Failure::unavailable("the partition has no primary yet"))?;
-        let limit = message_limit(self.options().plane);
-        let driver = FederatedServiceClient::new(self.channel_of(&map, owner)?)
-            .max_decoding_message_size(limit)
-            .max_encoding_message_size(limit);
-        Ok((driver, self.attempt(retry)))
+        Ok((service(self.channel_of(&map, owner)?), self.attempt(retry)))
     }
 }

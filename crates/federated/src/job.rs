@@ -1,17 +1,21 @@
 //! A `Federated` run as what the rounds need: strategy, mode, privacy, layers, initial parameters.
 
-use engram_api::{FederatedInit, FederatedRun, FederatedStrategy, FederatedStrategyKind};
+use engram_api::{FederatedEncoding, FederatedInit, FederatedRun, FederatedStrategy, FederatedStrategyKind};
 
 use crate::error::{InvalidInput, require};
 use crate::model::{Layer, Layout};
 use crate::privacy::budget::Budget;
+use crate::privacy::clipping::AdaptiveClip;
 use crate::privacy::{Combination, Mechanism, Sampling};
 use crate::random::{derive, stream, unit};
 use crate::round::{Mode, RoundSettings};
-use crate::strategy::{AdaptiveSettings, Strategy};
+use crate::strategy::{AdaptiveSettings, Aggregator, Strategy};
 
-/// Most parameters of a model, shared and local ones: a model is kept in the records of a run.
-pub const MAX_PARAMETERS: usize = 1 << 20;
+/// Most parameters of a model, shared and local ones. Models and updates are records of the run's partition, which are in memory: a record holds
+/// 64 MiB and a partition 256 MiB, and two versions of the model with the updates of a round have to fit.
+pub const MAX_PARAMETERS: usize = 1 << 22;
+/// Most bytes of a model with what its strategy remembers: they are one record, of 64 MiB with its framing.
+pub const MAX_VERSION_BYTES: u64 = 60 << 20;
 /// Most bytes of the updates of one round that are kept until they are aggregated.
 pub const MAX_ROUND_BYTES: u64 = 96 << 20;
 /// Most bytes of the masked updates of one round: they are one record.
@@ -45,6 +49,8 @@ pub struct PrivacySettings {
     pub expected: f64,
     /// The budget, and the probability with which it may be exceeded.
     pub budget: (f64, f64),
+    /// Whether `clip` follows the median of the norms.
+    pub adaptive_clip: bool,
 }
 
 /// A checked specification.
@@ -85,6 +91,7 @@ impl Job {
             clip: privacy.clip,
             expected: privacy.sampling_rate.map_or(per_round as f64, |rate| rate * population as f64),
             budget: (privacy.epsilon, privacy.delta),
+            adaptive_clip: privacy.adaptive_clip,
         });
         let secure = run.secure_aggregation.as_ref().map(|secure| SecureSettings {
             drop_out: secure.drop_out,
@@ -129,6 +136,7 @@ impl Job {
             let noise = privacy.mechanism.noise_multiplier;
             require(noise >= MIN_NOISE, "privacy.noiseMultiplier", noise, &format!("{MIN_NOISE} to 64"))?;
             Budget::new(privacy.budget.0, privacy.budget.1, self.population)?;
+            self.check_adaptive_clip(privacy)?;
         }
         if let (Strategy::Krum { byzantine, keep }, Mode::Synchronous { minimum, .. }) =
             (&self.strategy, self.rounds.mode)
@@ -154,6 +162,10 @@ impl Job {
             let allowed = format!("at most {MAX_MASKED_BYTES} bytes of masked updates per round");
             require(bytes <= MAX_MASKED_BYTES, "clients.perRound", format!("{per_round} masked updates"), &allowed)?;
         }
+        let per_parameter = if self.strategy.has_moments() { 20 } else { 4 };
+        let bytes = per_parameter * self.parameters() as u64;
+        let allowed = format!("at most {MAX_VERSION_BYTES} bytes of a model and what its strategy remembers");
+        require(bytes <= MAX_VERSION_BYTES, "model.layers", format!("{bytes} bytes"), &allowed)?;
         let updates = match self.rounds.mode {
             Mode::Synchronous { target, over_selection_percent, .. } => {
                 crate::selection::over_selected(target, over_selection_percent) as u64
@@ -170,6 +182,39 @@ impl Job {
             format!("{updates} updates of {} bytes", self.update_bytes()),
             &allowed,
         )
+    }
+
+    fn check_adaptive_clip(&self, privacy: &PrivacySettings) -> Result<(), InvalidInput> {
+        if !privacy.adaptive_clip {
+            return Ok(());
+        }
+        let allowed = "false with secureAggregation: the workers see no norm of an update";
+        require(self.secure.is_none(), "privacy.adaptiveClip", true, allowed)?;
+        let expected = privacy.expected;
+        let allowed = "with at least 20 expected clients per round";
+        require(expected >= 20.0, "privacy.adaptiveClip", format!("with {expected} expected clients"), allowed)?;
+        let clip = AdaptiveClip::starting_at(privacy.clip, expected)?;
+        clip.update_multiplier(privacy.mechanism.noise_multiplier).map(drop)
+    }
+
+    /// Creates version 0 of the model, with what its strategy remembers.
+    ///
+    /// # Errors
+    /// A setting is out of its range.
+    pub fn aggregator(&self) -> Result<Aggregator, InvalidInput> {
+        let aggregator = Aggregator::new(self.strategy.clone(), self.initial_model())?;
+        match self.privacy.filter(|privacy| privacy.adaptive_clip) {
+            None => Ok(aggregator),
+            Some(privacy) => {
+                Ok(aggregator.with_adaptive_clip(AdaptiveClip::starting_at(privacy.clip, privacy.expected)?))
+            }
+        }
+    }
+
+    /// Whether clients download the model as 8-bit integers.
+    #[must_use]
+    pub fn is_quantized(&self) -> bool {
+        self.run.model_encoding == FederatedEncoding::Int8
     }
 
     /// Shared parameters.
@@ -313,12 +358,20 @@ pub(crate) mod tests {
     fn specifications_that_cannot_work_are_refused_with_the_field() {
         let field = |fields: &str| Job::new("a", &run(fields)).unwrap_err().field;
         assert_eq!(field(r#"{"clients":{"population":3,"perRound":4}}"#), "clients.perRound");
-        assert_eq!(field(r#"{"model":{"layers":[{"name":"w","shape":[1048576,2]}]}}"#), "model.layers");
+        assert_eq!(field(r#"{"model":{"layers":[{"name":"w","shape":[4194304,2]}]}}"#), "model.layers");
         assert_eq!(field(r#"{"secureAggregation":{},"strategy":{"kind":"Median"}}"#), "secureAggregation");
         assert_eq!(field(r#"{"secureAggregation":{},"strategy":{"kind":"FedBuff"}}"#), "secureAggregation");
         assert_eq!(field(r#"{"privacy":{"epsilon":1,"delta":0.2,"noiseMultiplier":1,"clip":1}}"#), "delta");
         let sampled = r#"{"privacy":{"epsilon":1,"delta":0.01,"noiseMultiplier":1,"clip":1,"samplingRate":0.5},"strategy":{"kind":"FedBuff"}}"#;
         assert_eq!(field(sampled), "samplingRate");
+        let adaptive = r#"{"privacy":{"epsilon":9,"delta":0.01,"noiseMultiplier":1,"clip":1,"adaptiveClip":true}}"#;
+        assert_eq!(field(adaptive), "privacy.adaptiveClip", "of 4 clients");
+        let masked = r#"{"clients":{"population":40,"perRound":40},"secureAggregation":{},
+            "privacy":{"epsilon":9,"delta":0.01,"noiseMultiplier":1,"clip":1,"adaptiveClip":true}}"#;
+        assert_eq!(field(masked), "privacy.adaptiveClip", "norms are hidden");
+        let remembered = r#"{"model":{"layers":[{"name":"w","shape":[4194304]}]},"strategy":{"kind":"FedAdam"},
+            "clients":{"population":1,"perRound":1}}"#;
+        assert_eq!(field(remembered), "model.layers", "the moments do not fit a record");
         let large =
             r#"{"model":{"layers":[{"name":"w","shape":[1048576]}]},"clients":{"population":100,"perRound":50}}"#;
         assert_eq!(field(large), "clients");

@@ -2,6 +2,7 @@
 //! updates are hidden from the server.
 //!
 //! - [`model`], [`strategy`]: layouts, checked updates, and the rules that turn them into the next model.
+//! - [`quantized`], [`model_signature`]: models as clients download them: 8-bit values, and the signature that they check.
 //! - [`round`], [`selection`], [`upload`]: the state machine of rounds, the choice of clients, resumable uploads.
 //! - [`privacy`]: clipping, exact noise, accountants, the budget.
 //! - [`secure`]: secure aggregation with drop-outs, client and server.
@@ -19,7 +20,9 @@ pub mod aggregation;
 pub mod error;
 pub mod job;
 pub mod model;
+pub mod model_signature;
 pub mod privacy;
+pub mod quantized;
 mod random;
 pub mod round;
 pub mod secure;

@@ -17,6 +17,15 @@ use crate::round::{Action, Batch, Contribution, Digest, Event, Refusal, Rounds, 
 use crate::secure::keys::verifying_key;
 use crate::secure::{CohortSettings, PublicKeyBytes};
 
+/// Most names that a run revokes: as many clients as it may have.
+const MAX_REVOKED: usize = 10_000;
+
+fn require_client_name(name: &str) -> Result<(), InvalidInput> {
+    let is_letter = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit() || b"-.".contains(&letter);
+    let holds = (1..=64).contains(&name.len()) && name.bytes().all(is_letter);
+    require(holds, "client", format!("{name:?}"), "1 to 64 characters of a-z, 0-9, - and .")
+}
+
 /// Returns the SHA-256 of a content.
 #[must_use]
 pub fn digest(content: &[u8]) -> Digest {
@@ -74,6 +83,8 @@ pub struct Service {
     reports: BTreeMap<u64, Report>,
     /// Updates that were aggregated.
     counted: u64,
+    /// Clients that take no further part, by name.
+    revoked: BTreeSet<String>,
     /// Secret of the run, from which the choice of clients and the noise are drawn.
     seed: Seed,
 }
@@ -93,7 +104,14 @@ impl Service {
         };
         let enrolled: BTreeSet<ClientId> = (0..job.population).collect();
         let rounds = Rounds::new(job.rounds.clone(), seed, enrolled, privacy, model)?;
-        Ok(Self { rounds, clients: BTreeMap::new(), reports: BTreeMap::new(), counted: 0, seed })
+        Ok(Self {
+            rounds,
+            clients: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            counted: 0,
+            revoked: BTreeSet::new(),
+            seed,
+        })
     }
 
     /// The rounds.
@@ -170,10 +188,37 @@ impl Service {
     /// # Errors
     /// It is not enrolled, or the secret is another one.
     pub fn authenticate(&self, name: &str, secret: &[u8]) -> Result<ClientId, Denial> {
+        self.require_not_revoked(name)?;
         let unknown = || Denial::NotEnrolled { client: name.to_owned(), allowed: "clients that checked in".to_owned() };
         let client = self.clients.get(name).ok_or_else(unknown)?;
         // Digests of secrets are compared: the time reveals nothing about the secret.
         if client.secret == digest(secret) { Ok(client.id) } else { Err(Denial::WrongSecret(name.to_owned())) }
+    }
+
+    fn require_not_revoked(&self, name: &str) -> Result<(), Denial> {
+        if !self.revoked.contains(name) {
+            return Ok(());
+        }
+        Err(Denial::NotEnrolled { client: name.to_owned(), allowed: "clients that were not revoked".to_owned() })
+    }
+
+    /// Refuses a client from now on, enrolled or not, and ends its task. Its updates that were accepted stay counted. Returns the actions, and whether
+    /// it was not revoked before.
+    ///
+    /// # Errors
+    /// As many names were revoked as a run may have clients.
+    pub fn revoke(&mut self, name: &str, now_millis: u64) -> Result<(Vec<Action>, bool), InvalidInput> {
+        if self.revoked.contains(name) {
+            return Ok((Vec::new(), false));
+        }
+        require_client_name(name)?;
+        let most = MAX_REVOKED;
+        require(self.revoked.len() < most, "client", format!("{most} are revoked"), "fewer revoked clients")?;
+        self.revoked.insert(name.to_owned());
+        let id = self.clients.get(name).map(|client| client.id);
+        let task = id.and_then(|id| self.rounds.tasks().find(|task| task.client == id).map(|task| (id, task.number)));
+        let actions = task.map(|(client, task)| self.step(Event::GiveUp { client, task }, now_millis));
+        Ok((actions.unwrap_or_default(), true))
     }
 
     /// Enrols a client, or recognizes it. Returns its number, and whether it is new.
@@ -187,12 +232,11 @@ impl Service {
         secret: &[u8],
         identity_key: Option<PublicKeyBytes>,
     ) -> Result<(ClientId, bool), Denial> {
+        self.require_not_revoked(name)?;
         if self.clients.contains_key(name) {
             return Ok((self.authenticate(name, secret)?, false));
         }
-        let is_letter = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit() || b"-.".contains(&letter);
-        let holds = (1..=64).contains(&name.len()) && name.bytes().all(is_letter);
-        require(holds, "client", format!("{name:?}"), "1 to 64 characters of a-z, 0-9, - and .")?;
+        require_client_name(name)?;
         require((16..=64).contains(&secret.len()), "secret", format!("{} bytes", secret.len()), "16 to 64 bytes")?;
         if job.secure.is_some() && identity_key.is_none() {
             return Err(InvalidInput::new("identity_key", "none", "an Ed25519 key: the run aggregates securely").into());
@@ -347,6 +391,25 @@ mod tests {
         assert!(service.enrol(&job, "b", &[1], None).unwrap_err().to_string().starts_with("secret: 1 bytes"));
         ["b", "c", "d"].iter().for_each(|name| assert!(service.enrol(&job, name, SECRET, None).is_ok()));
         assert!(service.enrol(&job, "e", SECRET, None).unwrap_err().to_string().contains("first 4 clients"));
+    }
+
+    #[test]
+    fn a_revoked_client_is_refused_at_once_and_its_task_ends() {
+        let (job, mut service) = service("{}");
+        let tasks = tasks(&job, &mut service);
+        assert!(service.authenticate("a", SECRET).is_ok());
+        let (actions, is_new) = service.revoke("a", 1).unwrap();
+        assert!(is_new && actions.contains(&Action::Revoke { client: 0, task: tasks[&0].number }), "{actions:?}");
+        let refused = |denial: Denial| matches!(denial, Denial::NotEnrolled { .. });
+        assert!(refused(service.authenticate("a", SECRET).unwrap_err()));
+        assert!(refused(service.enrol(&job, "a", SECRET, None).unwrap_err()));
+        assert_eq!(service.leased(0, tasks[&0].number, 1), Err(Refusal::LeaseExpired));
+        let restored: Vec<u8> = postcard::to_stdvec(&service).unwrap();
+        let mut service: Service = postcard::from_bytes(&restored).unwrap();
+        assert_eq!(service.revoke("a", 2).unwrap(), (vec![], false));
+        assert!(service.revoke("z", 2).unwrap().1 && refused(service.enrol(&job, "z", SECRET, None).unwrap_err()));
+        assert!(service.revoke("A", 2).unwrap_err().to_string().starts_with("client"));
+        assert!(service.authenticate("b", SECRET).is_ok());
     }
 
     #[test]

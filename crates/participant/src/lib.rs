@@ -4,7 +4,8 @@
 //! - [`Queue`]: updates on disk that wait for a connection, bounded in bytes and number.
 //!
 //! Invariants:
-//! - **A model is used only if its content has the digest of the task.**
+//! - **A model is used only if its content has the digest of the task, and the key of the run signed that digest.** The key is given by the user, or
+//!   kept from the first task.
 //! - **With secure aggregation no update leaves the client without its masks**, and never under the same masks twice.
 //! - **The secret and the identity key of a client stay in one file that only its user can read.**
 #![forbid(unsafe_code)]
@@ -12,11 +13,13 @@
 mod backoff;
 mod keys;
 mod masks;
+mod model_key;
 mod participant;
 mod queue;
 
 pub use backoff::Backoff;
 pub use keys::ClientKeys;
+pub use model_key::ModelKey;
 pub use participant::{Assignment, Next, Participant};
 pub use queue::{Limits, Queue, QueuedUpdate};
 
@@ -47,6 +50,9 @@ pub enum Error {
     /// The downloaded model is not that of the task.
     #[error("the downloaded model has another digest than the task; it was not used")]
     Digest,
+    /// The model of a task is not signed by the key that this client expects.
+    #[error("the model is not signed by the key of the run that this client expects; it was not used: {0}")]
+    Signature(&'static str),
     /// A message of the server is incomplete.
     #[error("the answer of the server has no usable {0}")]
     Protocol(&'static str),

@@ -1,11 +1,12 @@
 //! One client of one run.
 
 use crate::masks;
-use crate::{ClientKeys, Error, refused};
+use crate::{ClientKeys, Error, ModelKey, refused};
 use engram_client::Client;
 use engram_federated::error::InvalidInput;
+use engram_federated::quantized;
 use engram_federated::service::{decode_values, digest, encode_values};
-use engram_proto::v1;
+use engram_proto::v1::{self, ModelEncoding};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub struct Participant {
     client: Client,
     caller: v1::FederatedCaller,
     keys: ClientKeys,
+    /// Key of the run's models.
+    model_key: ModelKey,
     /// The newest model by its digest: a version is downloaded once.
     cached: Mutex<Option<CachedModel>>,
 }
@@ -53,7 +56,14 @@ impl Participant {
     pub fn new(client: Client, run: &str, name: &str, keys: ClientKeys) -> Self {
         let caller =
             v1::FederatedCaller { run: run.to_owned(), client: name.to_owned(), secret: keys.secret().to_vec().into() };
-        Self { client, caller, keys, cached: Mutex::default() }
+        Self { client, caller, keys, model_key: ModelKey::default(), cached: Mutex::default() }
+    }
+
+    /// Checks models by this key. Without it the key of the first task is used as long as this client exists.
+    #[must_use]
+    pub fn with_model_key(mut self, key: ModelKey) -> Self {
+        self.model_key = key;
+        self
     }
 
     pub(crate) const fn client(&self) -> &Client {
@@ -84,6 +94,7 @@ impl Participant {
             return Ok(Next::Ended(answer.ended));
         }
         let Some(task) = answer.task else { return Ok(Next::Nothing) };
+        self.model_key.check(&self.caller.run, &task)?;
         let model = self.model_of(&task).await?;
         Ok(Next::Task(Assignment { task, model }))
     }
@@ -93,11 +104,17 @@ impl Participant {
         if let Some((_, model)) = cached.filter(|(digest, _)| *digest == task.model_digest) {
             return Ok(model);
         }
-        let content = self.download(task.version).await?;
+        let content = self.download(task.version, task.model_encoding()).await?;
         if digest(&content)[..] != task.model_digest[..] {
             return Err(Error::Digest);
         }
-        let model = Arc::new(decode_values(&content));
+        let values = match task.model_encoding() {
+            ModelEncoding::Unspecified => decode_values(&content),
+            ModelEncoding::Int8 => {
+                quantized::decode(&content, task.model_bytes as usize / 4).ok_or(Error::Protocol("8-bit model"))?
+            }
+        };
+        let model = Arc::new(values);
         let entry = Some((task.model_digest.to_vec(), Arc::clone(&model)));
         *self.cached.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = entry;
         Ok(model)
@@ -108,10 +125,10 @@ impl Participant {
     /// # Errors
     /// See [`Error`].
     pub async fn newest_model(&self) -> Result<Vec<f32>, Error> {
-        Ok(decode_values(&self.download(u64::MAX).await?))
+        Ok(decode_values(&self.download(u64::MAX, ModelEncoding::Unspecified).await?))
     }
 
-    async fn download(&self, version: u64) -> Result<Vec<u8>, Error> {
+    async fn download(&self, version: u64, encoding: ModelEncoding) -> Result<Vec<u8>, Error> {
         let mut content = Vec::new();
         loop {
             let request = v1::GetModelPartRequest {
@@ -119,6 +136,7 @@ impl Participant {
                 version,
                 offset: content.len() as u64,
                 bytes: PART_BYTES as u32,
+                encoding: encoding.into(),
             };
             let part = self.client.federated_model_part(request).await?;
             refused(part.refusal)?;

@@ -130,21 +130,23 @@ def tasks(
     client: str,
     *,
     keys: str | os.PathLike[str] | None = None,
+    model_key: str | None = None,
     patience: float = 600.0,
     **options: Any,
 ) -> Iterator[Task]:
     """Yields the tasks of a client until the run ends.
 
     ``db`` is a connection, or an address and ``options`` of :func:`engram.connect`. ``keys`` is a file with the secret and the identity key of
-    the client, which is created: with it the client is the same after a restart. While the cluster cannot be reached, attempts are repeated
+    the client, which is created: with it the client is the same after a restart. Each model is checked by the key of the run before it is used:
+    ``model_key`` (output ``model_key`` of the run), or the key of the first task, kept in a file next to ``keys``. While the cluster cannot be reached, attempts are repeated
     with growing random pauses for ``patience`` seconds.
     """
     if not isinstance(db, Database):
         with connect(db, **options) as own:
-            yield from tasks(own, run, client, keys=keys, patience=patience)
+            yield from tasks(own, run, client, keys=keys, model_key=model_key, patience=patience)
         return
     path = None if keys is None else os.fspath(keys)
-    participant = _engram.Participant(db._native, run, client, keys=path)
+    participant = _engram.Participant(db._native, run, client, keys=path, model_key=model_key)
     failures = 0
     since = time.monotonic()
     while True:

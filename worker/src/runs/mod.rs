@@ -23,7 +23,7 @@ mod task_run;
 mod turn;
 mod turn_queue;
 
-pub(crate) use federated::FederatedEndpoint;
+pub(crate) use federated::{FederatedEndpoint, FederatedMetrics};
 pub(crate) use service::RunEndpoint;
 pub(crate) use snapshot::outgoing;
 
@@ -452,7 +452,7 @@ fn job(shared: &Shared, spec: engram_api::LearnerRunSpec) -> Result<(Job, bool),
 }
 
 /// Returns who chose the endpoint in a run's specification: a client.
-fn endpoint_owner(shared: &Shared) -> EndpointOwner {
+pub(crate) fn endpoint_owner(shared: &Shared) -> EndpointOwner {
     EndpointOwner::Client { allowed: shared.options.spec.storage_endpoints.clone() }
 }
 

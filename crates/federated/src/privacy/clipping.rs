@@ -77,8 +77,17 @@ impl AdaptiveClip {
     /// # Errors
     /// When fewer than 20 participants are expected: the noise of the share would be below the grid of the sampler.
     pub fn new(expected: f64) -> Result<Self, InvalidInput> {
+        Self::starting_at(Self::INITIAL, expected)
+    }
+
+    /// Starts with `norm`.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; or `norm` is not above 0.
+    pub fn starting_at(norm: f64, expected: f64) -> Result<Self, InvalidInput> {
+        require(norm > 0.0 && norm.is_finite(), "clip", norm, "above 0")?;
         require(expected >= 20.0 && expected.is_finite(), "expectedParticipants", expected, "at least 20")?;
-        Ok(Self { norm: Self::INITIAL, expected })
+        Ok(Self { norm, expected })
     }
 
     /// Standard deviation of the noise on the number of clients below the norm.

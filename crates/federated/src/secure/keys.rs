@@ -24,12 +24,12 @@ fn signing_pair(signing: &Seed) -> Ed25519KeyPair {
 }
 
 /// Signs a message.
-pub(super) fn sign(signing: &Seed, message: &[u8]) -> Vec<u8> {
+pub(crate) fn sign(signing: &Seed, message: &[u8]) -> Vec<u8> {
     signing_pair(signing).sign(message).as_ref().to_vec()
 }
 
 /// Checks a signature.
-pub(super) fn verify(key: &PublicKeyBytes, message: &[u8], signature: &[u8]) -> Result<(), SecureError> {
+pub(crate) fn verify(key: &PublicKeyBytes, message: &[u8], signature: &[u8]) -> Result<(), SecureError> {
     UnparsedPublicKey::new(&ED25519, key).verify(message, signature).map_err(|_| SecureError::InvalidSignature)
 }
 

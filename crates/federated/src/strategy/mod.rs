@@ -18,6 +18,7 @@ pub use self::adaptive::AdaptiveSettings;
 use self::adaptive::Moments;
 use crate::error::{InvalidInput, require};
 use crate::model::{Update, check_vector};
+use crate::privacy::clipping::AdaptiveClip;
 
 /// Updates staler than this are dropped, and the client downloads the model again.
 pub const MAX_STALENESS: u64 = 20;
@@ -79,6 +80,12 @@ impl Strategy {
         matches!(self, Self::Scaffold { .. })
     }
 
+    /// Says whether the server remembers two moments per parameter.
+    #[must_use]
+    pub const fn has_moments(&self) -> bool {
+        matches!(self, Self::FedAdam(_) | Self::FedYogi(_) | Self::FedAdagrad(_))
+    }
+
     /// Checks the settings.
     ///
     /// # Errors
@@ -108,6 +115,8 @@ pub struct Aggregator {
     version: u64,
     moments: Option<Moments>,
     control: Vec<f64>,
+    /// Clipping norm that follows the updates; it belongs to the version, so that a repeated aggregation clips the same.
+    adaptive_clip: Option<AdaptiveClip>,
 }
 
 impl Aggregator {
@@ -120,9 +129,28 @@ impl Aggregator {
         require(!model.is_empty(), "model", "0 values", "at least 1 value")?;
         check_vector("model", &model, model.len())?;
         let control = if strategy.has_control() { vec![0.0; model.len()] } else { Vec::new() };
-        let adaptive = matches!(strategy, Strategy::FedAdam(_) | Strategy::FedYogi(_) | Strategy::FedAdagrad(_));
-        let moments = adaptive.then(|| Moments::new(model.len()));
-        Ok(Self { strategy, model, version: 0, moments, control })
+        let moments = strategy.has_moments().then(|| Moments::new(model.len()));
+        Ok(Self { strategy, model, version: 0, moments, control, adaptive_clip: None })
+    }
+
+    /// Lets the clipping norm follow the updates.
+    #[must_use]
+    pub const fn with_adaptive_clip(mut self, clip: AdaptiveClip) -> Self {
+        self.adaptive_clip = Some(clip);
+        self
+    }
+
+    /// The clipping norm of the next aggregation, if it follows the updates.
+    #[must_use]
+    pub const fn adaptive_clip(&self) -> Option<&AdaptiveClip> {
+        self.adaptive_clip.as_ref()
+    }
+
+    /// Moves the clipping norm after a release.
+    pub fn advance_clip(&mut self, noisy_share_sum: f64) {
+        if let Some(clip) = &mut self.adaptive_clip {
+            clip.advance(noisy_share_sum);
+        }
     }
 
     /// The shared parameters.

@@ -15,6 +15,8 @@ pub struct FederatedState {
     pub version: u64,
     /// SHA-256 of the model, in hexadecimal digits.
     pub model: String,
+    /// Ed25519 key by which its models are signed, in hexadecimal digits.
+    pub model_key: String,
     /// Rounds that ended without enough updates.
     pub aborted: u64,
     /// Course of the rounds, ascending by version.

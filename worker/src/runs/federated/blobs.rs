@@ -3,6 +3,7 @@
 //! A content is one record: its state is a header, its rows are chunks. The version of the record is the number of its chunks, so an upload resumes
 //! at it, and of two writers of a chunk one wins.
 
+use super::FederatedMetrics;
 use crate::runs::record;
 use crate::shared::Shared;
 use engram_federated::round::Digest;
@@ -37,6 +38,8 @@ pub(super) enum ContentName {
     Update { task: u64, nonce: u64 },
     /// Messages of the secure aggregation of a round.
     Masks(u64),
+    /// Parameters of a version as 8-bit integers.
+    Quantized(u64),
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -94,6 +97,10 @@ impl Contents {
     /// Returns the contents of the run with this record and identity.
     pub(super) fn new(shared: &Arc<Shared>, run: RunId, identity: RunId) -> Self {
         Self { shared: Arc::clone(shared), partition: crate::runs::partition(shared, run), owner: identity }
+    }
+
+    pub(super) fn metrics(&self) -> &FederatedMetrics {
+        &self.shared.metrics.federated
     }
 
     fn id(&self, name: ContentName) -> RunId {

@@ -1,12 +1,14 @@
 //! The server of a run with its records and its waiting clients.
 
-use super::blobs::{ContentName, Contents};
+use super::blobs::{ContentName, Contents, hexadecimal};
 use super::masks::Masks;
 use super::{Caller, Interruption, Request, Submission, done, failed, now_millis, patiently};
 use engram_api::Code;
 use engram_federated::aggregation::{aggregate_sum, aggregate_updates};
 use engram_federated::job::Job;
-use engram_federated::round::{Action, Batch, Event, Outcome, Refusal, Task};
+use engram_federated::model_signature::{model_key, sign_model};
+use engram_federated::quantized;
+use engram_federated::round::{Action, Batch, Digest, Event, Outcome, Refusal, Task};
 use engram_federated::service::{
     Denial, Report, Service, decode_update, decode_values, digest, encode_values, update_of,
 };
@@ -14,7 +16,7 @@ use engram_federated::strategy::Aggregator;
 use engram_learn::run::Order;
 use engram_proto::v1;
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
 /// Time after which a client without a task checks in again, in milliseconds.
@@ -33,7 +35,9 @@ pub(super) struct Step {
     /// Leases that ended without an update since the version before.
     pub(super) missing: u32,
     /// SHA-256 of the model.
-    pub(super) model: engram_federated::round::Digest,
+    pub(super) model: Digest,
+    /// Time that the aggregation took.
+    pub(super) seconds: f64,
 }
 
 /// State of a driver.
@@ -111,10 +115,9 @@ impl Core {
     /// Stores the first version.
     async fn create(job: &Job, contents: &Contents) -> Result<Service, Interruption> {
         let invalid = |error: engram_federated::error::InvalidInput| failed(Code::InvalidValue, error.to_string());
-        let model = job.initial_model();
-        let aggregator = Aggregator::new(job.strategy.clone(), model).map_err(invalid)?;
-        let bytes = put_version(contents, &aggregator).await?;
-        Service::new(job, rand::random(), digest(&bytes)).map_err(invalid)
+        let aggregator = job.aggregator().map_err(invalid)?;
+        let model = put_version(job, contents, &aggregator).await?;
+        Service::new(job, rand::random(), model).map_err(invalid)
     }
 
     pub(super) const fn job(&self) -> &Job {
@@ -123,6 +126,17 @@ impl Core {
 
     pub(super) const fn service(&self) -> &Service {
         &self.service
+    }
+
+    /// Key by which the models are signed, in hexadecimal digits.
+    pub(super) fn model_key(&self) -> String {
+        hexadecimal(&model_key(self.service.seed()))
+    }
+
+    /// The clipping norm of the next aggregation.
+    pub(super) fn clip(&self) -> Option<f64> {
+        let privacy = self.job.privacy?;
+        Some(self.aggregator.adaptive_clip().map_or(privacy.clip, |clip| clip.norm))
     }
 
     pub(super) const fn aborted(&self) -> u64 {
@@ -172,6 +186,14 @@ impl Core {
             Request::Commit { caller, submission, reply } => {
                 let answer = self.commit(&caller, submission);
                 self.later(reply, answer);
+            }
+            Request::Revoke { client, reply } => {
+                let answer = self.service.revoke(&client, now_millis()).map(|(actions, is_new)| {
+                    self.is_changed |= is_new;
+                    self.apply(actions);
+                    is_new
+                });
+                self.later(reply, answer.map_err(Denial::from));
             }
             Request::GiveUp { caller, task, reply } => {
                 let answer = self.service.authenticate(&caller.client, &caller.secret).map(|client| {
@@ -246,7 +268,12 @@ impl Core {
                 Action::Acknowledge { task: it, repeated, .. } if *it == task => {
                     answer = Ok(v1::CommitUpdateResponse { repeated: *repeated, refusal: None });
                 }
-                Action::Refuse(it, refusal) if *it == client => answer = Err((*refusal).into()),
+                Action::Refuse(it, refusal) if *it == client => {
+                    if matches!(refusal, Refusal::LeaseExpired | Refusal::Stale { .. }) {
+                        self.contents.metrics().update_late(&run);
+                    }
+                    answer = Err((*refusal).into());
+                }
                 _ => {}
             }
         }
@@ -271,6 +298,7 @@ impl Core {
                 Action::Acknowledge { repeated, .. } => self.is_changed |= !repeated,
                 Action::Revoke { .. } => {
                     self.is_changed = true;
+                    self.contents.metrics().task_missed(&self.job.rounds.run);
                     self.missing += 1;
                 }
                 Action::Discard(_) => self.is_changed = true,
@@ -281,6 +309,7 @@ impl Core {
                 Action::Abort { round, updates } => {
                     self.is_changed = true;
                     self.aborted += 1;
+                    self.contents.metrics().round_aborted(&self.job.rounds.run);
                     tracing::warn!(
                         run = self.job.rounds.run,
                         round,
@@ -323,6 +352,7 @@ impl Core {
             shape: layer.shape.clone(),
             local: layer.local,
         };
+        let encoding = if self.job.is_quantized() { v1::ModelEncoding::Int8 } else { v1::ModelEncoding::Unspecified };
         v1::FederatedTask {
             number: task.number,
             round: task.round,
@@ -335,6 +365,9 @@ impl Core {
             proximal_weight: self.job.proximal_weight(),
             cohort: cohort.into(),
             clip: self.job.client_clip().unwrap_or_default(),
+            model_encoding: encoding.into(),
+            model_key: model_key(self.service.seed()).to_vec().into(),
+            model_signature: sign_model(self.service.seed(), &self.job.rounds.run, task.version, &task.model).into(),
         }
     }
 
@@ -396,9 +429,10 @@ impl Core {
     /// Aggregates the next batch and stores the version. Returns `None` if there is none.
     pub(super) async fn aggregate_next(&mut self) -> Result<Option<Step>, Interruption> {
         let Some(batch) = self.batches.pop_front() else { return Ok(None) };
+        let began = Instant::now();
         let aggregator = self.next_version(&batch).await?;
-        let bytes = put_version(&self.contents, &aggregator).await?;
-        let model = digest(&bytes);
+        let model = put_version(&self.job, &self.contents, &aggregator).await?;
+        let seconds = began.elapsed().as_secs_f64();
         self.aggregator = aggregator;
         let clients = batch.contributions.iter().map(|it| {
             let name = self.service.name_of(it.client).unwrap_or_default().to_owned();
@@ -411,7 +445,7 @@ impl Core {
         self.apply(actions);
         self.write_state().await?;
         self.sweep().await?;
-        Ok(Some(Step { updates, missing, model }))
+        Ok(Some(Step { updates, missing, model, seconds }))
     }
 
     async fn next_version(&self, batch: &Batch) -> Result<Aggregator, Interruption> {
@@ -456,7 +490,7 @@ impl Core {
         let masks = self.masks.round();
         let is_kept = |name: ContentName| match name {
             ContentName::Service => true,
-            ContentName::Model(it) => versions.contains(&it) || it > version,
+            ContentName::Model(it) | ContentName::Quantized(it) => versions.contains(&it) || it > version,
             ContentName::Aggregator(it) => it >= version,
             ContentName::Update { task, .. } => tasks.contains(&task),
             ContentName::Masks(round) => Some(round) == masks,
@@ -465,19 +499,24 @@ impl Core {
     }
 }
 
-/// Stores the model of a version, and what its strategy remembers. Returns the bytes of the model.
-async fn put_version(contents: &Contents, aggregator: &Aggregator) -> Result<Vec<u8>, Interruption> {
+/// Stores the model of a version, and what its strategy remembers. Returns the digest of what clients download.
+async fn put_version(job: &Job, contents: &Contents, aggregator: &Aggregator) -> Result<Digest, Interruption> {
     let version = aggregator.version();
-    let bytes = encode_values(aggregator.model());
-    debug_assert_eq!(decode_values(&bytes).len(), aggregator.model().len());
-    let memory = postcard::to_stdvec(aggregator).expect("an aggregator has no type that the encoding lacks");
-    for (name, content) in [(ContentName::Model(version), &bytes), (ContentName::Aggregator(version), &memory)] {
-        let written = patiently(|| contents.put(name, content)).await?;
-        if !done(&written)? {
-            return Err(Interruption::Superseded);
-        }
+    let mut model = (ContentName::Model(version), encode_values(aggregator.model()));
+    debug_assert_eq!(decode_values(&model.1).len(), aggregator.model().len());
+    if job.is_quantized() {
+        put(contents, &model).await?;
+        model = (ContentName::Quantized(version), quantized::encode(aggregator.model()));
     }
-    Ok(bytes)
+    put(contents, &model).await?;
+    let memory = postcard::to_stdvec(aggregator).expect("an aggregator has no type that the encoding lacks");
+    put(contents, &(ContentName::Aggregator(version), memory)).await?;
+    Ok(digest(&model.1))
+}
+
+async fn put(contents: &Contents, (name, content): &(ContentName, Vec<u8>)) -> Result<(), Interruption> {
+    let written = patiently(|| contents.put(*name, content)).await?;
+    if done(&written)? { Ok(()) } else { Err(Interruption::Superseded) }
 }
 
 fn again() -> v1::CheckInResponse {

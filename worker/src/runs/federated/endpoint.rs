@@ -74,9 +74,12 @@ fn digest_of(bytes: &[u8]) -> Result<Digest, Problem> {
 
 impl FederatedEndpoint {
     fn route(&self, caller: Option<&v1::FederatedCaller>) -> Result<Route, Problem> {
-        let name = caller.map(|caller| caller.run.as_str()).unwrap_or_default();
+        self.route_of(caller.map(|caller| caller.run.as_str()).unwrap_or_default())
+    }
+
+    fn route_of(&self, name: &str) -> Result<Route, Problem> {
         if !engram_api::is_name(name) {
-            return Err(invalid(format!("caller.run: {name:?} is not allowed; allowed: the name of a run")));
+            return Err(invalid(format!("run: {name:?} is not allowed; allowed: the name of a run")));
         }
         let run = RunState::run_id(self.shared.options.cluster, name);
         let partition = crate::runs::partition(&self.shared, run);
@@ -163,9 +166,14 @@ impl FederatedEndpoint {
         if !(1..=CHUNK_BYTES).contains(&bytes) {
             return Err(invalid(format!("bytes: {bytes} is not allowed; allowed: 1 to {CHUNK_BYTES}")));
         }
-        let part = recorded.contents.part(ContentName::Model(version), request.offset, bytes).await?;
+        let name = match request.encoding() {
+            v1::ModelEncoding::Unspecified => ContentName::Model(version),
+            v1::ModelEncoding::Int8 => ContentName::Quantized(version),
+        };
+        let part = recorded.contents.part(name, request.offset, bytes).await?;
         Ok(match part {
             Some((content, model_bytes)) => {
+                self.shared.metrics.federated.sent(&recorded.state.name, content.len());
                 v1::GetModelPartResponse { content: content.into(), model_bytes, refusal: None }
             }
             None => v1::GetModelPartResponse {
@@ -218,7 +226,10 @@ impl FederatedEndpoint {
             ));
         }
         match recorded.contents.append(name, expected, index, &request.content).await? {
-            Written::Done => Ok(v1::UploadChunkResponse { next: (index + 1) as u32, refusal: None }),
+            Written::Done => {
+                self.shared.metrics.federated.received(&recorded.state.name, request.content.len());
+                Ok(v1::UploadChunkResponse { next: (index + 1) as u32, refusal: None })
+            }
             Written::Conflict => {
                 let next = recorded.contents.chunks(name).await?;
                 Ok(v1::UploadChunkResponse { next: next as u32, refusal: None })
@@ -341,6 +352,28 @@ impl FederatedService for FederatedEndpoint {
         response_of(
             answer.map(|answer| v1::GiveUpTaskResponse { refusal: answer.err().map(|denial| refusal(&denial)) }),
         )
+    }
+
+    async fn revoke_client(
+        &self,
+        request: Request<v1::RevokeClientRequest>,
+    ) -> Result<Response<v1::RevokeClientResponse>, Status> {
+        let request = request.into_inner();
+        let run = match self.route_of(&request.run).map_err(Problem::into_status)? {
+            Route::Here(run) => run,
+            Route::Elsewhere => {
+                return self.shared.peers.federated_revoke(request).await.map(Response::new).map_err(client_status);
+            }
+        };
+        let recorded = self.recorded(run).await.map_err(Problem::into_status)?;
+        if recorded.state.phase.is_final() {
+            return Err(invalid("run: it has ended; allowed: a run in progress").into_status());
+        }
+        let answer = self.ask(run, |reply| Order::Revoke { client: request.client, reply }).await;
+        response_of(answer.and_then(|answer| match answer {
+            Ok(is_new) => Ok(v1::RevokeClientResponse { repeated: !is_new }),
+            Err(denial) => Err(invalid(denial.to_string())),
+        }))
     }
 
     async fn exchange_masks(

@@ -7,10 +7,12 @@ mod blobs;
 mod core;
 mod endpoint;
 mod masks;
+mod metrics;
 mod progress;
 
 pub(in crate::runs) use blobs::is_content;
 pub(crate) use endpoint::FederatedEndpoint;
+pub(crate) use metrics::FederatedMetrics;
 
 use super::record::Recorder;
 use crate::shared::Shared;
@@ -84,6 +86,11 @@ enum Request {
         submission: Submission,
         reply: oneshot::Sender<Result<v1::CommitUpdateResponse, Denial>>,
     },
+    /// Answers whether the client was revoked now.
+    Revoke {
+        client: String,
+        reply: oneshot::Sender<Result<bool, Denial>>,
+    },
     GiveUp {
         caller: Caller,
         task: u64,
@@ -137,6 +144,7 @@ pub(super) async fn forget_contents(shared: &Arc<Shared>, run: RunId, identity: 
 struct Registration {
     shared: Arc<Shared>,
     run: RunId,
+    name: String,
     sender: mpsc::Sender<Request>,
 }
 
@@ -145,6 +153,7 @@ impl Drop for Registration {
         let mut drivers = self.shared.runs.federated.0.lock();
         if drivers.get(&self.run).is_some_and(|other| other.same_channel(&self.sender)) {
             drivers.remove(&self.run);
+            self.shared.metrics.federated.forget(&self.name);
         }
     }
 }
@@ -211,7 +220,8 @@ impl FederatedDriver {
         let mut core = Core::open(job, contents, &self.orders).await?;
         let (sender, mut requests) = mpsc::channel(QUEUE);
         self.shared.runs.federated.0.lock().insert(self.run, sender.clone());
-        let _registration = Registration { shared: Arc::clone(&self.shared), run: self.run, sender };
+        let name = self.state.name.clone();
+        let _registration = Registration { shared: Arc::clone(&self.shared), run: self.run, name, sender };
         let outcome = self.serve_clients(&mut core, &mut requests, started).await?;
         self.finish(&core, outcome, started)
     }
@@ -262,6 +272,8 @@ impl FederatedDriver {
         let seconds = std::mem::replace(began, Instant::now()).elapsed().as_secs_f64();
         self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
         progress::note(&mut self.state, core, &step, seconds);
+        let epsilon = self.state.federated.as_ref().and_then(|federated| federated.history.last()?.epsilon);
+        self.shared.metrics.federated.aggregated(&self.state.name, step.updates.len(), step.seconds, epsilon);
         self.write_record(None).await
     }
 
@@ -297,6 +309,7 @@ impl FederatedDriver {
     /// Shows the progress to those that watch the run.
     fn show(&mut self, core: &Core, started: (Instant, u64)) {
         progress::update(&mut self.state, core);
+        self.shared.metrics.federated.set_clients(&self.state.name, core.service().enrolled());
         let message = progress::message(core);
         let state = &self.state;
         let elapsed_s = (started.1 + started.0.elapsed().as_millis() as u64) as f64 / 1_000.0;

@@ -52,6 +52,12 @@ pub(super) fn update(state: &mut RunState, core: &Core) {
         metrics.extend(last.loss.map(|loss| ("loss".to_owned(), loss)));
         metrics.extend(last.epsilon.map(|epsilon| ("epsilon_spent".to_owned(), epsilon)));
     }
+    if let Some(clip) = core.clip() {
+        metrics.insert("clip".to_owned(), clip);
+    }
+    if federated.model_key.is_empty() {
+        federated.model_key = core.model_key();
+    }
     if let Some(privacy) = &core.job().privacy {
         metrics.insert("epsilon_budget".to_owned(), privacy.budget.0);
         metrics.insert("delta".to_owned(), privacy.budget.1);
