@@ -43,8 +43,8 @@ mod _engram {
     use crate::manifest::parse_manifest;
     #[pymodule_export]
     use crate::numerics::{
-        GeodesicTrainer, fisher_matrix, geodesic_example, natural_gradient, tropical_backward, tropical_forward,
-        tropical_matmul,
+        GeodesicTrainer, fisher_matrix, geodesic_calibration_pairs, geodesic_example, geodesic_invert,
+        natural_gradient, tropical_backward, tropical_forward, tropical_matmul,
     };
     #[pymodule_export]
     use crate::runtime::Runtime;

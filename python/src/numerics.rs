@@ -2,7 +2,10 @@
 
 use crate::convert;
 use crate::error;
-use engram_geodesic::{Axes, Report, Settings, Spectra, Task, TaskResult, Trainer};
+use engram_geodesic::{
+    Axes, CalibrationResult, CalibrationTask, ErrorProfile, Report, Settings, Spectra, Task, TaskResult, Trainer,
+    invert,
+};
 use engram_information as information;
 use engram_tropical::{Layer, LayerOutput, Matrix, Semiring, product};
 use numpy::{IntoPyArray as _, PyArray1, PyArray2, PyArrayMethods as _, PyReadonlyArray1, PyReadonlyArray2};
@@ -135,8 +138,16 @@ pub(crate) fn natural_gradient<'py>(
 pub(crate) struct GeodesicTrainer {
     spectra: Spectra,
     settings: Settings,
-    task: Option<Task>,
+    task: Option<HeldOut>,
     trainer: Mutex<Trainer>,
+}
+
+/// What a training does not see.
+#[derive(Clone, Copy)]
+enum HeldOut {
+    One(Task),
+    /// Two spectra, for the calibration of bands.
+    Two(CalibrationTask),
 }
 
 fn failed(failure: &engram_geodesic::Error) -> PyErr {
@@ -154,9 +165,10 @@ fn spectra(
 
 #[pymethods]
 impl GeodesicTrainer {
-    /// `settings` as JSON, with the names of a manifest; `fold` is the concentration to hold out.
+    /// `settings` as JSON, with the names of a manifest; `fold` is the concentration to hold out, `other` a second one, above it.
     #[new]
-    #[pyo3(signature = (ppb, nm, absorbance, *, settings="{}", fold=None, start=0))]
+    #[pyo3(signature = (ppb, nm, absorbance, *, settings="{}", fold=None, other=None, start=0))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a private class")]
     fn new(
         py: Python<'_>,
         ppb: PyReadonlyArray1<'_, f64>,
@@ -164,14 +176,19 @@ impl GeodesicTrainer {
         absorbance: PyReadonlyArray2<'_, f64>,
         settings: &str,
         fold: Option<usize>,
+        other: Option<usize>,
         start: u64,
     ) -> PyResult<Self> {
         let settings: Settings =
             serde_json::from_str(settings).map_err(|failure| invalid(py, &format!("settings: {failure}")))?;
         let spectra = spectra(&ppb, &nm, &absorbance)?;
-        let task = fold.map(|fold| Task { fold, start });
+        let task = fold.map(|fold| match other {
+            None => HeldOut::One(Task { fold, start }),
+            Some(second) => HeldOut::Two(CalibrationTask { first: fold, second }),
+        });
         let trainer = match task {
-            Some(task) => task.trainer(&spectra, settings),
+            Some(HeldOut::One(task)) => task.trainer(&spectra, settings),
+            Some(HeldOut::Two(task)) => task.trainer(&spectra, settings),
             None => Axes::new(spectra.ppb(), spectra.nm())
                 .and_then(|axes| Trainer::new(spectra.clone(), axes, settings, start)),
         };
@@ -232,21 +249,94 @@ impl GeodesicTrainer {
         Ok(())
     }
 
-    /// Returns the result of a finished training with a held-out concentration, as JSON.
+    /// Returns the result of a finished training with held-out concentrations, as JSON.
     fn result(&self, py: Python<'_>) -> PyResult<String> {
-        let task = self.task.ok_or_else(|| invalid(py, "fold is absent; required: the held-out concentration"))?;
-        let result = task.result(&self.spectra, self.settings, &self.locked()).map_err(|failure| failed(&failure))?;
-        serde_json::to_string(&result).map_err(|failure| invalid(py, &failure.to_string()))
+        let trainer = self.locked();
+        let json = match self.task {
+            Some(HeldOut::One(task)) => {
+                let result = task.result(&self.spectra, self.settings, &trainer).map_err(|failure| failed(&failure))?;
+                serde_json::to_string(&result)
+            }
+            Some(HeldOut::Two(task)) => {
+                let result = task.result(&self.spectra, self.settings, &trainer).map_err(|failure| failed(&failure))?;
+                serde_json::to_string(&result)
+            }
+            None => return Err(invalid(py, "fold is absent; required: the held-out concentration")),
+        };
+        json.map_err(|failure| invalid(py, &failure.to_string()))
     }
 
-    /// Returns the leave-one-out report of the results of all held-out concentrations, as JSON, and its verdict as text.
-    fn report(&self, py: Python<'_>, results: Vec<String>) -> PyResult<(String, String)> {
-        let parse = |text: &String| serde_json::from_str::<TaskResult>(text);
-        let results: Vec<_> =
-            results.iter().map(parse).collect::<Result<_, _>>().map_err(|error| invalid(py, &error.to_string()))?;
-        let report = Report::new(&self.spectra, &self.settings, &results, None).map_err(|failure| failed(&failure))?;
+    /// Returns the comparison of the held-out spectrum with predictions at all concentrations, as JSON.
+    fn profile(&self, py: Python<'_>) -> PyResult<String> {
+        let Some(HeldOut::One(task)) = self.task else {
+            return Err(invalid(py, "fold is absent; required: the held-out concentration"));
+        };
+        let profile = py.detach(|| ErrorProfile::new(&self.locked(), self.spectra.row(task.fold)));
+        let profile = profile.map_err(|failure| failed(&failure))?;
+        serde_json::to_string(&profile).map_err(|failure| invalid(py, &failure.to_string()))
+    }
+
+    /// Returns the learned metric and its geodesics at a few wavelengths, as JSON.
+    fn metric(&self, py: Python<'_>) -> PyResult<String> {
+        let figure = py.detach(|| self.locked().metric_figure()).map_err(|failure| failed(&failure))?;
+        serde_json::to_string(&figure).map_err(|failure| invalid(py, &failure.to_string()))
+    }
+
+    /// Returns the leave-one-out report as JSON, and its table and verdict as text. `results` has one result per model of a fold,
+    /// `profiles` its profile, `calibrations` the results of models without two concentrations.
+    #[pyo3(signature = (results, profiles, calibrations))]
+    fn report(
+        &self,
+        py: Python<'_>,
+        results: Vec<String>,
+        profiles: Vec<String>,
+        calibrations: Vec<String>,
+    ) -> PyResult<(String, String)> {
+        let results: Vec<TaskResult> = parsed(py, &results)?;
+        let profiles: Vec<ErrorProfile> = parsed(py, &profiles)?;
+        let calibrations: Vec<CalibrationResult> = parsed(py, &calibrations)?;
+        let of_fold = |fold: usize| {
+            let all = results.iter().zip(&profiles);
+            all.filter(|(result, _)| result.task.fold == fold).map(|(_, profile)| profile.clone()).collect()
+        };
+        let by_fold: Vec<Vec<ErrorProfile>> = (0..self.spectra.ppb().len()).map(of_fold).collect();
+        let report = Report::new(&self.spectra, &self.settings, &results, None).and_then(|mut report| {
+            report.calibrate(&self.spectra, &calibrations)?;
+            report.invert_folds(&by_fold)?;
+            Ok(report)
+        });
+        let report = report.map_err(|failure| failed(&failure))?;
         Ok((report.to_json(), report.table()))
     }
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(py: Python<'_>, texts: &[String]) -> PyResult<Vec<T>> {
+    let all = texts.iter().map(|text| serde_json::from_str(text)).collect::<Result<_, _>>();
+    all.map_err(|failure| invalid(py, &failure.to_string()))
+}
+
+/// Estimates the concentration of a spectrum by models of the same training spectra: estimate, interval, RMSE of the closest
+/// prediction, and whether the estimate lies at the end of the range that is searched.
+#[pyfunction]
+pub(crate) fn geodesic_invert(
+    py: Python<'_>,
+    trainers: Vec<Py<GeodesicTrainer>>,
+    spectrum: PyReadonlyArray1<'_, f64>,
+    confidence: f64,
+) -> PyResult<(f64, f64, f64, f64, bool)> {
+    let spectrum = convert::column(&spectrum)?;
+    let found = py.detach(|| {
+        let profile = |trainer: &Py<GeodesicTrainer>| ErrorProfile::new(&trainer.get().locked(), &spectrum);
+        invert(&trainers.iter().map(profile).collect::<Result<Vec<_>, _>>()?, confidence)
+    });
+    let found = found.map_err(|failure| failed(&failure))?;
+    Ok((found.ppb, found.low, found.high, found.rmse, found.at_limit))
+}
+
+/// Returns the pairs of concentrations, by position, without which models calibrate the bands of a leave-one-out.
+#[pyfunction]
+pub(crate) fn geodesic_calibration_pairs(folds: usize) -> Vec<(usize, usize)> {
+    engram_geodesic::calibration_tasks(folds).into_iter().map(|task| (task.first, task.second)).collect()
 }
 
 impl GeodesicTrainer {

@@ -46,6 +46,38 @@ def test_leave_one_out_reports_every_fold_and_a_verdict() -> None:
     assert report.rmse.shape == (6,) and np.isfinite(report.rmse).all()
     assert report.verdict in str(report) or report.verdict
     assert "<pre>" in report._repr_html_()
+    assert report.coverage is None and len(report.estimates) == 6
+
+
+def test_concentration_of_a_spectrum_is_found_with_an_interval() -> None:
+    ppb, nm, absorbance = geodesic.example(step=12)
+    model = geodesic.fit(ppb, nm, absorbance, steps=120, stride=2, starts=2)
+    found = model.invert(0.5 * (absorbance[2] + absorbance[3]))
+    assert found.low <= found.ppb <= found.high and abs(found.ppb - 25.0) < 5.0 and not found.at_limit
+    wider = model.invert(0.5 * (absorbance[2] + absorbance[3]), confidence=0.99)
+    assert wider.low <= found.low and found.high <= wider.high
+    metric = model.metric
+    assert metric["g"].shape == (5, 33) and metric["paths"][0, -1] == pytest.approx(60.0)
+    with pytest.raises(engram.InvalidValueError, match="spectrum has 3 values"):
+        model.invert([1.0, 2.0, 3.0])
+
+
+def test_bands_are_calibrated_by_models_without_two_concentrations() -> None:
+    report = geodesic.leave_one_out(*geodesic.example(step=20), steps=20, bands=True)
+    assert report.coverage is not None and report.coverage.shape == (6,) and (report.coverage >= 0).all()
+    with pytest.raises(engram.InvalidValueError, match="bands is True with 4 concentrations"):
+        ppb, nm, absorbance = geodesic.example(step=20)
+        geodesic.leave_one_out(ppb[:4], nm, absorbance[:4], bands=True)
+
+
+def test_plots_show_every_fold_and_the_metric(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    report = geodesic.leave_one_out(*geodesic.example(step=20), steps=10, bands=True)
+    figure = report.plot(str(tmp_path / "folds.png"))
+    assert len(figure.axes) == 18 and (tmp_path / "folds.png").stat().st_size > 10_000
+    model = geodesic.fit(*geodesic.example(step=20), steps=10)
+    assert len(model.plot(25.0).axes) == 1 and len(model.plot_metric().axes) == 2
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ pub struct TaskResult {
     pub task: Task,
     /// Predicted spectrum at the held-out concentration.
     pub prediction: Vec<f64>,
+    /// Its standard deviation over the training spectra as sources, per wavelength.
+    pub spread: Vec<f64>,
     /// Least loss of the inner validation split, standardised.
     pub validation_loss: f64,
     /// Reconstruction loss of the last step, standardised.
@@ -84,9 +86,11 @@ impl Task {
         for p in trainer.best().metric.network().parameters().iter().chain(trainer.best().decoder.parameters()) {
             hash.update(&p.to_bits().to_le_bytes());
         }
+        let prediction = trainer.prediction(spectra.ppb()[self.fold])?;
         Ok(TaskResult {
             task: self,
-            prediction: trainer.predict(spectra.ppb()[self.fold])?,
+            prediction: prediction.spectrum,
+            spread: prediction.spread,
             validation_loss: trainer.validation_loss(),
             training_loss: trainer.last_loss().reconstruction,
             steps: trainer.steps(),

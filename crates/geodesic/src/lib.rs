@@ -12,15 +12,18 @@
 //!   only the scores.
 //! - A solution of an iterative engine carries its residual; a cached value carries the version of its metric.
 
+mod band;
 mod baseline;
 mod cache;
 mod closed;
 mod engine;
 mod error;
+mod figure;
 mod fold;
 mod generate;
 mod grid;
 mod integrate;
+mod inverse;
 mod manifold;
 mod measure;
 mod metric;
@@ -36,14 +39,17 @@ mod train;
 mod trajectory;
 mod vector;
 
+pub use band::{BAND_PROBABILITY, Band, CalibrationResult, CalibrationTask, MIN_CALIBRATED_FOLDS, calibration_tasks};
 pub use baseline::{Baseline, GP_LENGTHS, gp_length, gp_prediction};
 pub use cache::{CachedSolution, SolutionCache};
 pub use closed::{FeatureAdjoint, FeaturePass, Features, Lattice};
 pub use engine::{Agreement, Closed1D, GeodesicBvp, GridEngine, ShootingEngine, Solution, agreement};
 pub use error::Error;
+pub use figure::{LossPoint, MetricFigure};
 pub use fold::{LeakingResult, Task, TaskResult, leaking_trainer, tasks};
 pub use generate::{Generator, Noise};
 pub use grid::{ChristoffelGrid, GridAccuracy, Interpolation};
+pub use inverse::{ErrorProfile, Inversion, invert};
 pub use manifold::{Line, Manifold, Surface, TensorJet};
 pub use measure::{Scores, noise_level, peak, r2, rmse};
 pub use metric::{FLOOR, LinearRootMetric, Metric, MetricJet, MetricNetwork};
@@ -53,6 +59,6 @@ pub use quadrature::gauss_legendre;
 pub use report::{BaselineScores, FoldReport, Report};
 pub use settings::Settings;
 pub use shooting::{BatchedShooting, Shot};
-pub use spectra::{REFERENCE_PPB, Spectra, reference_nm};
-pub use train::{Axes, Trainer};
+pub use spectra::{REFERENCE_PPB, Sample, Spectra, reference_nm};
+pub use train::{Axes, Prediction, Trainer};
 pub use trajectory::{Problem, Trajectory, trajectory, trajectory_gradient};

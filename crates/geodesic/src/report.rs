@@ -2,9 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::band::Band;
 use crate::baseline::Baseline;
 use crate::error::Error;
 use crate::fold::TaskResult;
+use crate::inverse::Inversion;
 use crate::measure::{Scores, r2};
 use crate::random::Stream;
 use crate::settings::Settings;
@@ -39,12 +41,21 @@ pub struct FoldReport {
     pub prediction: Vec<f64>,
     /// Standard deviation of the predictions over the starts; zero with one start.
     pub deviation: Vec<f64>,
+    /// Standard deviation over the training spectra as sources, mean over the starts: how consistent the models are.
+    pub spread: Vec<f64>,
+    /// Calibrated band, if the run calibrates bands.
+    pub band: Option<Band>,
+    /// Concentration estimated from the held-out spectrum.
+    pub inversion: Option<Inversion>,
     /// Scores of the mean prediction.
     pub scores: Scores,
     /// RMSE of each start alone.
     pub start_rmse: Vec<f64>,
     /// The six baselines.
     pub baselines: Vec<BaselineScores>,
+    /// Root of the mean validation loss in absorbance: how well the models reproduce differences between training spectra at
+    /// wavelengths that were not trained on.
+    pub fit_error: f64,
     /// The baseline with the least RMSE.
     pub best_baseline: Baseline,
     /// RMSE of the model minus that of the best baseline: 5 % and 95 % quantiles of a paired bootstrap over blocks of
@@ -56,6 +67,21 @@ impl FoldReport {
     /// RMSE of the best baseline.
     pub fn best_baseline_rmse(&self) -> f64 {
         self.baselines.iter().map(|b| b.scores.rmse).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Why the model is worse than the best baseline, if it is.
+    pub fn reason(&self) -> Option<String> {
+        let fit = self.fit_error;
+        (!self.wins()).then(|| {
+            if fit > 0.5 * self.scores.rmse {
+                format!("its models are underfitted: they reproduce differences of training spectra to {fit:.4} only")
+            } else {
+                let kind = if self.extrapolation { "outside" } else { "between" };
+                format!(
+                    "its models reproduce differences of training spectra to {fit:.4}, so the error arises {kind} them"
+                )
+            }
+        })
     }
 
     /// Whether the model's RMSE is at most that of the best baseline.
@@ -111,8 +137,9 @@ impl Report {
             if i > 0 && sorted[i - 1].task == r.task {
                 return Err(Error::Incomplete(format!("two results of {name} differ")));
             }
-            if r.prediction.len() != spectra.nm().len() {
-                let (actual, expected) = (r.prediction.len(), spectra.nm().len());
+            let expected = spectra.nm().len();
+            if r.prediction.len() != expected || r.spread.len() != expected {
+                let actual = r.prediction.len().min(r.spread.len());
                 return Err(Error::Length { field: "prediction", actual, expected });
             }
         }
@@ -166,6 +193,7 @@ fn fold_report(spectra: &Spectra, fold: usize, results: &[&TaskResult]) -> Resul
     let prediction: Vec<f64> =
         (0..nm.len()).map(|w| results.iter().map(|r| r.prediction[w]).sum::<f64>() / starts).collect();
     let spread = |w: usize| results.iter().map(|r| (r.prediction[w] - prediction[w]).powi(2)).sum::<f64>();
+    let sources = |w: usize| results.iter().map(|r| r.spread[w]).sum::<f64>() / starts;
     let deviation = (0..nm.len()).map(|w| (spread(w) / (starts - 1.0).max(1.0)).sqrt()).collect();
     let training = spectra.without(fold)?;
     let mut baselines = Vec::new();
@@ -186,10 +214,14 @@ fn fold_report(spectra: &Spectra, fold: usize, results: &[&TaskResult]) -> Resul
         scores: Scores::new(nm, truth, &prediction),
         start_rmse: results.iter().map(|r| crate::measure::rmse(truth, &r.prediction)).collect(),
         baselines,
+        fit_error: training.deviation() * (results.iter().map(|r| r.validation_loss).sum::<f64>() / starts).sqrt(),
         best_baseline,
         rmse_difference: bootstrap(nm, truth, &prediction, &best_prediction, fold as u64),
         prediction,
         deviation,
+        spread: (0..nm.len()).map(sources).collect(),
+        band: None,
+        inversion: None,
     })
 }
 
@@ -231,7 +263,8 @@ fn verdict(folds: &[FoldReport], mean: f64, baseline_means: &[f64], noise: Optio
         .map(|f| {
             let kind = if f.extrapolation { "extrapolation" } else { "interpolation" };
             let (model, other) = (f.scores.rmse, f.best_baseline_rmse());
-            format!("{} ppb ({kind}: {model:.4} against {other:.4} of {})", f.ppb, f.best_baseline.name())
+            let reason = f.reason().unwrap_or_default();
+            format!("{} ppb ({kind}: {model:.4} against {other:.4} of {}; {reason})", f.ppb, f.best_baseline.name())
         })
         .collect();
     let margin = best_mean - mean;
@@ -262,6 +295,7 @@ mod tests {
             .map(|task| TaskResult {
                 task,
                 prediction: spectra.row(task.fold).iter().map(|a| a + error).collect(),
+                spread: vec![0.0; spectra.nm().len()],
                 validation_loss: 0.0,
                 training_loss: 0.0,
                 steps: 1,
@@ -281,6 +315,7 @@ mod tests {
         assert!(good.folds.iter().all(|f| f.rmse_difference.1 < 0.0));
         let mixed = report(0.01);
         assert!(mixed.verdict.contains("loses at 10 ppb (interpolation"), "{}", mixed.verdict);
+        assert!(mixed.verdict.contains("so the error arises between them"), "{}", mixed.verdict);
         assert!(report(0.1).verdict.starts_with("The best baseline, RBF-GP, wins"));
         let read: Report = serde_json::from_str(&good.to_json()).unwrap();
         assert_eq!(read.verdict, good.verdict);

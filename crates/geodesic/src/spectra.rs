@@ -13,6 +13,15 @@ pub struct Spectra {
     absorbance: Vec<f64>,
 }
 
+/// A measured spectrum of unknown concentration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// Its name in reports.
+    pub name: String,
+    /// Absorbance per wavelength of the spectra it came with.
+    pub absorbance: Vec<f64>,
+}
+
 /// The concentrations of the reference task, in ppb.
 pub const REFERENCE_PPB: [f64; 6] = [0.0, 10.0, 20.0, 30.0, 40.0, 60.0];
 
@@ -47,6 +56,19 @@ impl Spectra {
     /// [`Error::Cell`] with row and column for a missing or malformed cell, [`Error::Table`] for a table without data,
     /// with rows of different length, or with more than 16 Mi cells, [`Error::Order`] for a repeated axis value.
     pub fn from_csv(text: &str) -> Result<Self, Error> {
+        let (spectra, samples) = Self::with_samples(text)?;
+        match samples.first() {
+            None => Ok(spectra),
+            Some(sample) => Err(Error::Table(format!("row {:?} has no concentration", sample.name))),
+        }
+    }
+
+    /// As [`from_csv`](Self::from_csv); rows whose first cell is a question mark, with or without a name after it, are
+    /// samples of unknown concentration, in the order of the table.
+    ///
+    /// # Errors
+    /// As [`from_csv`](Self::from_csv).
+    pub fn with_samples(text: &str) -> Result<(Self, Vec<Sample>), Error> {
         let mut lines = text
             .trim_start_matches('\u{feff}')
             .lines()
@@ -58,20 +80,27 @@ impl Spectra {
         for name in &names[1..] {
             nm.push(cell(header_line, "header", name, name)?);
         }
-        let (mut ppb, mut rows) = (Vec::new(), Vec::new());
+        let (mut ppb, mut rows, mut samples) = (Vec::new(), Vec::new(), Vec::new());
         for (line, row) in lines {
             let cells: Vec<&str> = row.split(',').map(str::trim).collect();
             if cells.len() > names.len() {
                 let problem = format!("line {} has {} cells, the header has {}", line + 1, cells.len(), names.len());
                 return Err(Error::Table(problem));
             }
-            ppb.push(cell(line, cells[0], names[0], cells[0])?);
+            let unknown = cells[0].strip_prefix('?');
+            if unknown.is_none() {
+                ppb.push(cell(line, cells[0], names[0], cells[0])?);
+            }
             let mut values = Vec::with_capacity(nm.len());
             for (i, name) in names.iter().enumerate().skip(1) {
                 values.push(cell(line, cells[0], name, cells.get(i).copied().unwrap_or(""))?);
             }
-            rows.push(values);
-            if rows.len() * nm.len() > MAX_CELLS {
+            match unknown.map(str::trim) {
+                None => rows.push(values),
+                Some("") => samples.push((format!("sample {}", samples.len() + 1), values)),
+                Some(name) => samples.push((name.to_owned(), values)),
+            }
+            if (rows.len() + samples.len()) * nm.len() > MAX_CELLS {
                 return Err(Error::Table(format!("more than {MAX_CELLS} cells")));
             }
         }
@@ -79,9 +108,12 @@ impl Spectra {
             return Err(Error::Table("no rows of spectra".into()));
         }
         let (by_row, by_column) = (order(&ppb), order(&nm));
-        let absorbance =
-            by_row.iter().flat_map(|&r| by_column.iter().map(|&c| rows[r][c]).collect::<Vec<_>>()).collect();
-        Self::new(by_row.iter().map(|&r| ppb[r]).collect(), by_column.iter().map(|&c| nm[c]).collect(), absorbance)
+        let sorted = |row: &[f64]| by_column.iter().map(|&c| row[c]).collect::<Vec<f64>>();
+        let absorbance = by_row.iter().flat_map(|&r| sorted(&rows[r])).collect();
+        let samples =
+            samples.iter().map(|(name, row)| Sample { name: name.clone(), absorbance: sorted(row) }).collect();
+        let nm = by_column.iter().map(|&c| nm[c]).collect();
+        Ok((Self::new(by_row.iter().map(|&r| ppb[r]).collect(), nm, absorbance)?, samples))
     }
 
     /// Writes the table that [`from_csv`](Self::from_csv) reads, with all digits.
@@ -109,6 +141,13 @@ impl Spectra {
     /// The spectrum at concentration number `i`.
     pub fn row(&self, i: usize) -> &[f64] {
         &self.absorbance[i * self.nm.len()..(i + 1) * self.nm.len()]
+    }
+
+    /// Standard deviation of all absorbances, at least 1e-12.
+    pub(crate) fn deviation(&self) -> f64 {
+        let n = self.absorbance.len() as f64;
+        let mean = self.absorbance.iter().sum::<f64>() / n;
+        (self.absorbance.iter().map(|a| (a - mean).powi(2)).sum::<f64>() / n).sqrt().max(1e-12)
     }
 
     /// The spectra without concentration number `i`.
@@ -165,6 +204,18 @@ mod tests {
         let permuted = Spectra::from_csv("# instrument 7\nppb,202,200,201\n\n10, 6,4,5\n0,3,1,2").unwrap();
         assert_eq!(sorted, permuted);
         assert_eq!(Spectra::from_csv(&sorted.to_csv()).unwrap(), sorted);
+    }
+
+    #[test]
+    fn rows_without_concentration_are_samples_with_sorted_columns() {
+        let text = "ppb,201,200\n? river,5,4\n10,2,1\n?,7,6\n0,0,0\n";
+        let (spectra, samples) = Spectra::with_samples(text).unwrap();
+        assert_eq!((spectra.ppb(), spectra.row(1)), (&[0.0, 10.0][..], &[1.0, 2.0][..]));
+        let read: Vec<_> = samples.iter().map(|it| (&*it.name, &*it.absorbance)).collect();
+        assert_eq!(read, [("river", &[4.0, 5.0][..]), ("sample 2", &[6.0, 7.0][..])]);
+        assert!(matches!(Spectra::from_csv(text), Err(Error::Table(problem)) if problem.contains("river")));
+        let missing = Spectra::with_samples("ppb,200,201\n0,1,2\n? a,1,\n").unwrap_err();
+        assert!(matches!(missing, Error::Cell { line: 3, .. }), "{missing}");
     }
 
     #[test]

@@ -2,6 +2,10 @@
 
 use xxhash_rust::xxh3::xxh3_128;
 
+mod predict;
+
+pub use predict::Prediction;
+
 use crate::closed::Lattice;
 use crate::error::Error;
 use crate::model::{DECODER_INPUTS, Loss, Model};
@@ -30,11 +34,17 @@ impl Axes {
         Ok(Self { ppb: span("concentrations", ppb)?, nm: span("wavelengths", nm)? })
     }
 
+    /// Concentration in ppb of a normalised one.
+    pub(crate) fn ppb(&self, c: f64) -> f64 {
+        self.ppb.0 + self.ppb.1 * c
+    }
+
     fn c(&self, ppb: f64) -> f64 {
         (ppb - self.ppb.0) / self.ppb.1
     }
 
-    fn l(&self, nm: f64) -> f64 {
+    /// Normalised wavelength.
+    pub(crate) fn l(&self, nm: f64) -> f64 {
         (nm - self.nm.0) / self.nm.1
     }
 }
@@ -79,10 +89,7 @@ impl Trainer {
         if data.nm().len() < least {
             return Err(Error::Length { field: "wavelengths", actual: data.nm().len(), expected: least });
         }
-        let all = (0..data.ppb().len()).flat_map(|i| data.row(i));
-        let n = (data.ppb().len() * data.nm().len()) as f64;
-        let mean = all.clone().sum::<f64>() / n;
-        let scale = (all.map(|a| (a - mean).powi(2)).sum::<f64>() / n).sqrt().max(1e-12);
+        let scale = data.deviation();
         let seed = Stream::new(settings.seed, start);
         let model = Model::xavier((seed.uniform(0) * 2f64.powi(52)) as u64);
         let count = Network::parameter_count(2) + Network::parameter_count(DECODER_INPUTS);
@@ -202,45 +209,6 @@ impl Trainer {
                 at += 1;
             }
         }
-    }
-
-    /// Predicts the spectrum at `ppb` with the best model: the mean over all training spectra as sources.
-    ///
-    /// # Errors
-    /// If `ppb` is the concentration of a training spectrum or not finite.
-    pub fn predict(&self, ppb: f64) -> Result<Vec<f64>, Error> {
-        let mut all = self.data.ppb().to_vec();
-        let target = all.partition_point(|c| *c < ppb);
-        all.insert(target, ppb);
-        let sources: Vec<&[f64]> = (0..self.data.ppb().len()).map(|i| self.data.row(i)).collect();
-        self.predict_from(&all, target, &sources)
-    }
-
-    /// Predicts the training spectrum number `i` with the best model from the other training spectra. The model has seen that
-    /// spectrum, so its scores say nothing about new ones.
-    ///
-    /// # Errors
-    /// [`Error::Length`] if there is no such spectrum.
-    pub fn predict_seen(&self, i: usize) -> Result<Vec<f64>, Error> {
-        let count = self.data.ppb().len();
-        if i >= count {
-            return Err(Error::Length { field: "training spectra", actual: count, expected: i + 1 });
-        }
-        let sources: Vec<&[f64]> = (0..count).filter(|s| *s != i).map(|s| self.data.row(s)).collect();
-        self.predict_from(self.data.ppb(), i, &sources)
-    }
-
-    /// Mean prediction at position `target` of the concentrations `all`, over `sources` at the other positions.
-    fn predict_from(&self, all: &[f64], target: usize, sources: &[&[f64]]) -> Result<Vec<f64>, Error> {
-        let wavelengths: Vec<usize> = (0..self.data.nm().len()).collect();
-        let lattice = self.lattice(all, &wavelengths)?;
-        let pairs: Vec<(usize, usize)> = (0..all.len()).filter(|i| *i != target).map(|i| (i, target)).collect();
-        let differences = self.best.differences(&lattice, &pairs);
-        let value = |w: usize| {
-            let part = |s: usize| sources[s][w] + self.scale * differences[s * wavelengths.len() + w];
-            (0..pairs.len()).map(part).sum::<f64>() / pairs.len() as f64
-        };
-        Ok(wavelengths.iter().map(|w| value(*w)).collect())
     }
 
     fn numbers(&mut self) -> [&mut [f64]; 6] {

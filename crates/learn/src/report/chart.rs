@@ -59,11 +59,18 @@ impl Ink {
 /// A line of a chart.
 pub(crate) struct Line {
     pub(crate) ink: Ink,
-    /// Points in order of x.
+    /// Points in order of x, or a closed outline, whose inside is filled.
     pub(crate) points: Vec<(f64, f64)>,
     /// Width of the stroke in pixels, and how opaque it is.
     pub(crate) width: u32,
     pub(crate) opacity: f64,
+}
+
+impl Line {
+    /// Whether it ends where it starts.
+    pub(crate) fn is_outline(&self) -> bool {
+        self.points.len() > 2 && self.points.first() == self.points.last()
+    }
 }
 
 /// Tooltip for a range of x.
@@ -97,6 +104,12 @@ impl Frame<'_> {
     pub(crate) fn lines(&self, lines: &[Line], hints: &[Hint]) -> Result<String, ReportError> {
         self.draw(hints, |plot| {
             for line in lines {
+                if line.is_outline() {
+                    let fill = line.ink.colour().mix(line.opacity).filled();
+                    let area = [Polygon::new(line.points.clone(), fill)];
+                    plot.draw_series(area).map_err(|e| e.to_string())?;
+                    continue;
+                }
                 let style = line.ink.colour().mix(line.opacity).stroke_width(line.width * PIXEL);
                 plot.draw_series(LineSeries::new(line.points.iter().copied(), style)).map_err(|e| e.to_string())?;
             }

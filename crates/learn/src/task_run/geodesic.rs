@@ -1,23 +1,20 @@
 //! Runs of kind `Geodesic`: leave-one-out validation of the geodesic spectral model, a task per held-out concentration and start.
 
+mod page;
 mod report;
+mod source;
 
 use super::{StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
-use engram_api::{GeodesicRun, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
+use engram_api::{GeodesicRun, SpectraTraining};
 use engram_geodesic::{
-    Error, Generator, LeakingResult, Noise, REFERENCE_PPB, Report, Settings, Spectra, TaskResult, Trainer,
-    leaking_trainer, noise_level, tasks,
+    CalibrationResult, CalibrationTask, Error, ErrorProfile, LeakingResult, LossPoint, MIN_CALIBRATED_FOLDS,
+    MetricFigure, Report, Settings, TaskResult, Trainer, calibration_tasks, leaking_trainer, tasks,
 };
 use serde::{Deserialize, Serialize};
+use source::Source;
 
-/// Most cells of a table, so that the predictions of a task fit into its result.
-const MAX_CELLS: usize = 100_000;
-/// Most concentrations: each is a fold.
-const MAX_FOLDS: usize = 64;
 /// Steps between two reports of the progress.
 const REPORT_STEPS: u64 = 10;
-/// Range of the wavelengths of generated spectra in nm.
-const SYNTHETIC_NM: (f64, f64) = (200.0, 800.0);
 
 /// What a task trains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,72 +22,126 @@ const SYNTHETIC_NM: (f64, f64) = (200.0, 800.0);
 enum Training {
     /// A model without the held-out spectrum.
     Fold(engram_geodesic::Task),
-    /// A model on all spectra, by the number of its start.
-    Leaking(u64),
+    /// A model on all spectra, by the number of its start: the leaking variant, and the model for samples of unknown concentration.
+    All(u64),
+    /// A model without two spectra, for the calibration of bands.
+    Calibration(CalibrationTask),
+}
+
+/// Result of the training of one model.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Outcome {
+    Fold(Box<FoldOutcome>),
+    All { predictions: LeakingResult, samples: Vec<ErrorProfile> },
+    Calibration(CalibrationResult),
+}
+
+/// Result of a model without the held-out spectrum.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FoldOutcome {
+    result: TaskResult,
+    /// Comparison of the held-out spectrum with predictions at all concentrations.
+    profile: ErrorProfile,
+    losses: Vec<LossPoint>,
+    metric: MetricFigure,
+}
+
+/// The results of all tasks, by kind.
+#[derive(Default)]
+struct Outcomes {
+    folds: Vec<FoldOutcome>,
+    all: Vec<(LeakingResult, Vec<ErrorProfile>)>,
+    calibrations: Vec<CalibrationResult>,
 }
 
 /// A leave-one-out validation.
 pub(super) struct Geodesic {
-    spectra: Spectra,
+    source: Source,
     settings: Settings,
     starts: u64,
     leaking: bool,
-    /// What the spectra are, for the report.
-    source: String,
-    noise_level: Option<f64>,
+    bands: bool,
 }
 
 impl Geodesic {
     /// Checks a specification and its data.
     pub(super) fn new(spec: &GeodesicRun, data: Option<&[u8]>) -> Result<Self, TaskError> {
-        let (spectra, source, noise_level) = match &spec.source {
-            SpectraSource::Synthetic(synthetic) => generated(synthetic)?,
-            SpectraSource::Csv(_) => (table(data.unwrap_or_default())?, "a CSV file".to_owned(), None),
-        };
+        let source = Source::new(&spec.source, data)?;
         let settings = settings(&spec.training);
         // Reveals settings that do not fit the spectra.
         let first = engram_geodesic::Task { fold: 0, start: 0 };
-        first.trainer(&spectra, settings).map_err(|error| invalid("spec.geodesic", &error))?;
-        let (starts, leaking) = (u64::from(spec.starts), spec.leaking_variant);
-        Ok(Self { spectra, settings, starts, leaking, source, noise_level })
+        first.trainer(&source.spectra, settings).map_err(|error| invalid("spec.geodesic", &error))?;
+        let folds = source.spectra.ppb().len();
+        if spec.calibrated_bands && folds < MIN_CALIBRATED_FOLDS {
+            let problem = format!("true with {folds} concentrations; allowed: at least {MIN_CALIBRATED_FOLDS} of them");
+            return Err(invalid("spec.geodesic.calibratedBands", &problem));
+        }
+        let (starts, leaking, bands) = (u64::from(spec.starts), spec.leaking_variant, spec.calibrated_bands);
+        Ok(Self { source, settings, starts, leaking, bands })
     }
 
     fn trainer(&self, training: Training) -> Result<Trainer, Error> {
+        let spectra = &self.source.spectra;
         match training {
-            Training::Fold(task) if task.fold < self.spectra.ppb().len() => task.trainer(&self.spectra, self.settings),
+            Training::Fold(task) if task.fold < spectra.ppb().len() => task.trainer(spectra, self.settings),
             Training::Fold(task) => Err(Error::Incomplete(format!("fold {} does not exist", task.fold))),
-            Training::Leaking(start) => leaking_trainer(&self.spectra, self.settings, start),
+            Training::All(start) => leaking_trainer(spectra, self.settings, start),
+            Training::Calibration(task) => task.trainer(spectra, self.settings),
         }
     }
 
-    fn result(&self, training: Training, trainer: &Trainer) -> Result<Vec<u8>, Error> {
-        let json = match training {
-            Training::Fold(task) => serde_json::to_vec(&task.result(&self.spectra, self.settings, trainer)?),
-            Training::Leaking(start) => serde_json::to_vec(&LeakingResult::new(&self.spectra, start, trainer)?),
-        };
-        Ok(json.expect("numbers and strings have a JSON form"))
+    fn outcome(&self, training: Training, trainer: &Trainer, losses: Vec<LossPoint>) -> Result<Outcome, Error> {
+        let spectra = &self.source.spectra;
+        Ok(match training {
+            Training::Fold(task) => Outcome::Fold(Box::new(FoldOutcome {
+                result: task.result(spectra, self.settings, trainer)?,
+                profile: ErrorProfile::new(trainer, spectra.row(task.fold))?,
+                losses,
+                metric: trainer.metric_figure()?,
+            })),
+            Training::All(start) => Outcome::All {
+                predictions: LeakingResult::new(spectra, start, trainer)?,
+                samples: self
+                    .source
+                    .samples
+                    .iter()
+                    .map(|sample| ErrorProfile::new(trainer, &sample.absorbance))
+                    .collect::<Result<_, _>>()?,
+            },
+            Training::Calibration(task) => Outcome::Calibration(task.result(spectra, self.settings, trainer)?),
+        })
     }
 
-    fn tasks(&self) -> Vec<Task> {
-        let folds = self.spectra.ppb().len() as u64;
-        let task = |training: Training| {
-            let (name, spectra) = match training {
-                Training::Fold(task) => (format!("fold {}, start {}", task.fold + 1, task.start + 1), folds - 1),
-                Training::Leaking(start) => (format!("leaking variant, start {}", start + 1), folds),
-            };
-            let input = serde_json::to_vec(&training).expect("numbers have a JSON form");
-            // A step costs a term per ordered pair of spectra.
-            Task { name, input, cost: spectra * (spectra - 1) }
+    fn trainings(&self) -> Vec<Training> {
+        let folds = self.source.spectra.ppb().len();
+        let on_all = if self.leaking || !self.source.samples.is_empty() { self.starts } else { 0 };
+        let calibrations = if self.bands { calibration_tasks(folds) } else { Vec::new() };
+        let clean = tasks(folds, self.starts).into_iter().map(Training::Fold);
+        clean.chain((0..on_all).map(Training::All)).chain(calibrations.into_iter().map(Training::Calibration)).collect()
+    }
+
+    fn task(&self, training: Training) -> Task {
+        let folds = self.source.spectra.ppb().len() as u64;
+        let (name, spectra) = match training {
+            Training::Fold(task) => (format!("fold {}, start {}", task.fold + 1, task.start + 1), folds - 1),
+            Training::All(start) if self.leaking => (format!("leaking variant, start {}", start + 1), folds),
+            Training::All(start) => (format!("all spectra, start {}", start + 1), folds),
+            Training::Calibration(task) => {
+                (format!("calibration without {} and {}", task.first + 1, task.second + 1), folds - 2)
+            }
         };
-        let clean = tasks(self.spectra.ppb().len(), self.starts).into_iter().map(Training::Fold);
-        let leaking = (0..if self.leaking { self.starts } else { 0 }).map(Training::Leaking);
-        clean.chain(leaking).map(task).collect()
+        let input = serde_json::to_vec(&training).expect("numbers have a JSON form");
+        // A step costs a term per ordered pair of spectra.
+        Task { name, input, cost: spectra * (spectra - 1) }
     }
 }
 
 impl TaskRun for Geodesic {
     fn plan(&self, results: &[StageResults]) -> Result<Vec<Task>, TaskError> {
-        Ok(if results.is_empty() { self.tasks() } else { Vec::new() })
+        let trainings = if results.is_empty() { self.trainings() } else { Vec::new() };
+        Ok(trainings.into_iter().map(|training| self.task(training)).collect())
     }
 
     fn execute(&self, task: &Task, context: &dyn TaskContext) -> Result<Vec<u8>, TaskError> {
@@ -98,76 +149,52 @@ impl TaskRun for Geodesic {
             .map_err(|error| TaskError::Failed(format!("the input of task {} is damaged: {error}", task.name)))?;
         let failed = |error: Error| TaskError::Failed(error.to_string());
         let mut trainer = self.trainer(training).map_err(failed)?;
+        let mut losses = Vec::new();
         while !trainer.finished() {
             if context.stop().is_set() {
                 return Err(TaskError::Stopped);
             }
             trainer.advance().map_err(failed)?;
+            if trainer.steps().is_multiple_of(self.settings.evaluate_every) || trainer.finished() {
+                losses.push(trainer.loss_point());
+            }
             if trainer.steps().is_multiple_of(REPORT_STEPS) {
                 context.progress(trainer.steps() as f64 / self.settings.steps as f64);
             }
         }
-        self.result(training, &trainer).map_err(failed)
+        let outcome = self.outcome(training, &trainer, losses).map_err(failed)?;
+        Ok(serde_json::to_vec(&outcome).expect("numbers and strings have a JSON form"))
     }
 
     fn finish(&self, results: &[StageResults]) -> Result<TaskFindings, TaskError> {
-        let damaged = |error: serde_json::Error| TaskError::Failed(format!("a result is damaged: {error}"));
-        let clean = self.spectra.ppb().len() * self.starts as usize;
-        let (clean, leaking) = results.first().map(|stage| stage.split_at(clean.min(stage.len()))).unwrap_or_default();
-        let clean = clean.iter().map(|it| serde_json::from_slice::<TaskResult>(it)).collect::<Result<Vec<_>, _>>();
-        let leaking = leaking.iter().map(|it| serde_json::from_slice(it)).collect::<Result<Vec<_>, _>>();
-        let clean = clean.map_err(damaged)?;
-        let report = Report::new(&self.spectra, &self.settings, &clean, self.noise_level);
-        let report = report.map_err(|error| TaskError::Failed(error.to_string()))?;
-        report::findings(self, &report, &clean, &leaking.map_err(damaged)?)
+        let mut outcomes = Outcomes::default();
+        for result in results.iter().flatten() {
+            let outcome = serde_json::from_slice(result)
+                .map_err(|error| TaskError::Failed(format!("a result is damaged: {error}")))?;
+            match outcome {
+                Outcome::Fold(fold) => outcomes.folds.push(*fold),
+                Outcome::All { predictions, samples } => outcomes.all.push((predictions, samples)),
+                Outcome::Calibration(calibration) => outcomes.calibrations.push(calibration),
+            }
+        }
+        let report = self.report(&outcomes).map_err(|error| TaskError::Failed(error.to_string()))?;
+        report::findings(self, &report, &outcomes)
     }
 }
 
-/// Returns generated spectra, what they are, and their noise level if it is known.
-fn generated(spec: &SyntheticSpectra) -> Result<(Spectra, String, Option<f64>), TaskError> {
-    let generator = match spec.name {
-        SpectraName::S1 => Generator::Linear,
-        SpectraName::S2 => Generator::Hump,
-        SpectraName::S3 => Generator::Convex,
-        SpectraName::S4 => Generator::Mixed,
-    };
-    let noise = Noise {
-        additive: spec.noise,
-        gain: spec.gain,
-        offset: spec.offset,
-        slope: spec.slope,
-        shift_nm: spec.shift_nm,
-        concentration: spec.concentration,
-    };
-    let step = (SYNTHETIC_NM.1 - SYNTHETIC_NM.0) / f64::from(spec.wavelengths.max(2) - 1);
-    let nm: Vec<f64> = (0..spec.wavelengths).map(|i| SYNTHETIC_NM.0 + step * f64::from(i)).collect();
-    let draw = |seed: u64| {
-        let spectra = generator.spectra(&REFERENCE_PPB, &nm, &noise, seed);
-        spectra.map_err(|error| invalid("spec.geodesic.source.synthetic", &error))
-    };
-    let spectra = draw(spec.seed)?;
-    // Two replicates differ by their noise only.
-    let replicate = draw(spec.seed.wrapping_add(1))?;
-    let all = |spectra: &Spectra| (0..REFERENCE_PPB.len()).flat_map(|i| spectra.row(i).to_vec()).collect::<Vec<_>>();
-    let level = noise_level(&all(&spectra), &all(&replicate));
-    let source = format!("generated spectra {} with noise {} and seed {}", spec.name, spec.noise, spec.seed);
-    Ok((spectra, source, Some(level)))
-}
-
-/// Reads a table of spectra.
-fn table(data: &[u8]) -> Result<Spectra, TaskError> {
-    const FIELD: &str = "spec.geodesic.source.csv";
-    let text = std::str::from_utf8(data).map_err(|error| invalid(FIELD, &error))?;
-    // Excel writes a mark of the byte order.
-    let spectra = Spectra::from_csv(text.trim_start_matches('\u{feff}')).map_err(|error| invalid(FIELD, &error))?;
-    let (folds, cells) = (spectra.ppb().len(), spectra.ppb().len() * spectra.nm().len());
-    if !(4..=MAX_FOLDS).contains(&folds) {
-        return Err(invalid(FIELD, &format!("it has {folds} concentrations; allowed: 4 to {MAX_FOLDS}")));
+impl Geodesic {
+    fn report(&self, outcomes: &Outcomes) -> Result<Report, Error> {
+        let spectra = &self.source.spectra;
+        let clean: Vec<TaskResult> = outcomes.folds.iter().map(|it| it.result.clone()).collect();
+        let mut report = Report::new(spectra, &self.settings, &clean, self.source.noise_level)?;
+        report.calibrate(spectra, &outcomes.calibrations)?;
+        let profiles = |fold: usize| {
+            let own = outcomes.folds.iter().filter(|it| it.result.task.fold == fold);
+            own.map(|it| it.profile.clone()).collect()
+        };
+        report.invert_folds(&(0..spectra.ppb().len()).map(profiles).collect::<Vec<_>>())?;
+        Ok(report)
     }
-    if cells > MAX_CELLS {
-        return Err(invalid(FIELD, &format!("it has {cells} absorbances; allowed: up to {MAX_CELLS}")));
-    }
-    Ok(spectra)
 }
 
 fn invalid(field: &str, error: &dyn std::fmt::Display) -> TaskError {

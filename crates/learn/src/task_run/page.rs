@@ -35,12 +35,19 @@ pub(super) struct Section {
     pub(super) table: Option<(Vec<String>, Vec<Vec<String>>)>,
 }
 
+/// Opacity of the inside of an outline.
+const AREA_OPACITY: f64 = 0.22;
+
+fn is_outline(points: &Points) -> bool {
+    points.len() > 2 && points.first() == points.last()
+}
+
 /// Points of a line in order of x.
 pub(super) type Points = Vec<(f64, f64)>;
 
 /// Lines over one x axis.
 pub(super) struct Chart {
-    /// Name, ink and points of each line; x ascending.
+    /// Name, ink and points of each line; x ascending, or a closed outline, whose inside is filled.
     pub(super) lines: Vec<(String, Ink, Points)>,
     /// Whether y is a power of ten.
     pub(super) logarithmic: bool,
@@ -111,7 +118,8 @@ impl Section {
     }
 }
 
-fn table(header: &[String], rows: &[Vec<String>]) -> String {
+/// Renders a table.
+pub(super) fn table(header: &[String], rows: &[Vec<String>]) -> String {
     let mut html = String::from("<div class=\"scroll\"><table><thead><tr>");
     header.iter().for_each(|cell| html.push_str(&format!("<th scope=\"col\">{}</th>", escape(cell))));
     html.push_str("</tr></thead><tbody>");
@@ -156,9 +164,14 @@ impl Chart {
         frame.lines(&lines, &self.hints(x)).map_err(|error| TaskError::Failed(error.to_string()))
     }
 
-    fn line(&self, ink: Ink, points: &[(f64, f64)]) -> Line {
+    fn line(&self, ink: Ink, points: &Points) -> Line {
         let y_of = |y: f64| if self.logarithmic { y.log10() } else { y };
-        Line { ink, points: points.iter().map(|&(x, y)| (x, y_of(y))).collect(), width: 2, opacity: 1.0 }
+        let mut line =
+            Line { ink, points: points.iter().map(|&(x, y)| (x, y_of(y))).collect(), width: 2, opacity: 1.0 };
+        if is_outline(points) {
+            line.opacity = AREA_OPACITY;
+        }
+        line
     }
 
     /// Tooltips at no more than 60 places of the x axis.
@@ -167,6 +180,9 @@ impl Chart {
         let hint = |place: usize| {
             let (from, to) = (x.0 + step * place as f64, x.0 + step * (place + 1) as f64);
             let value = |(name, _, points): &(String, Ink, Points)| {
+                if is_outline(points) {
+                    return None;
+                }
                 let point = points.iter().find(|point| point.0 >= from && point.0 <= to)?;
                 let y = point.1;
                 Some(if self.logarithmic { format!("{name} {y:.3e}") } else { format!("{name} {y:.4}") })

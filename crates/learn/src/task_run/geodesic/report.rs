@@ -1,36 +1,50 @@
-//! The report of a leave-one-out validation.
+//! Findings of a leave-one-out validation: figures, sentences, and the page.
 
-use super::super::page::{Chart, Page, Section};
-use super::Geodesic;
-use crate::report::Ink;
+use super::page::page;
+use super::{Geodesic, Outcomes};
 use crate::task_run::{TaskError, TaskFindings};
-use engram_geodesic::{Baseline, FoldReport, LeakingResult, Report, Scores, TaskResult};
+use engram_geodesic::{Baseline, FoldReport, Inversion, LeakingResult, Report, Scores, TaskResult, invert};
 use std::collections::BTreeMap;
 
 /// R2 that the model must exceed in every fold with structure.
-const REQUIRED_R2: f64 = 0.7;
+pub(super) const REQUIRED_R2: f64 = 0.7;
+/// Probability of the intervals of samples.
+const CONFIDENCE: f64 = 0.9;
+/// Most samples that the outputs name; all are on the page.
+const MAX_NAMED_SAMPLES: usize = 16;
+
+/// What a report says besides the leave-one-out itself.
+pub(super) struct Extras {
+    /// Scores of the mean prediction of the leaking models, by fold; empty without them.
+    pub(super) leaking: Vec<Scores>,
+    /// Name and estimated concentration of each sample.
+    pub(super) samples: Vec<(String, Inversion)>,
+}
 
 /// Summarizes a report, the training of its models, and the predictions of models that have seen all spectra.
-pub(super) fn findings(
-    run: &Geodesic,
-    report: &Report,
-    clean: &[TaskResult],
-    leaking: &[LeakingResult],
-) -> Result<TaskFindings, TaskError> {
-    let leaking = leaking_scores(report, leaking);
+pub(super) fn findings(run: &Geodesic, report: &Report, outcomes: &Outcomes) -> Result<TaskFindings, TaskError> {
+    let extras = Extras { leaking: leaking_scores(run, report, outcomes), samples: samples(run, outcomes)? };
     let mut summary: Vec<String> = report.table().lines().map(str::to_owned).collect();
-    summary.extend(leaking_sentence(report, &leaking));
+    summary.extend(sentences(report, &extras));
+    let clean: Vec<&TaskResult> = outcomes.folds.iter().map(|it| &it.result).collect();
     Ok(TaskFindings {
-        metrics: metrics(report, clean, &leaking),
-        outputs: outputs(report),
+        metrics: metrics(report, &clean, &extras.leaking),
+        outputs: outputs(report, &extras),
         summary,
-        page: page(run, report, clean, &leaking).render()?,
+        page: page(run, report, outcomes, &extras).render()?,
     })
 }
 
-/// Scores of the mean prediction of the leaking models, by fold.
-fn leaking_scores(report: &Report, leaking: &[LeakingResult]) -> Vec<Scores> {
-    if leaking.is_empty() {
+/// The sentences after the table.
+pub(super) fn sentences(report: &Report, extras: &Extras) -> Vec<String> {
+    let optional = [leaking_sentence(report, &extras.leaking), coverage_sentence(report), inversion_sentence(report)];
+    let sample = |(name, found): &(String, Inversion)| format!("{name}: {}.", estimate(found));
+    optional.into_iter().flatten().chain(extras.samples.iter().map(sample)).collect()
+}
+
+fn leaking_scores(run: &Geodesic, report: &Report, outcomes: &Outcomes) -> Vec<Scores> {
+    let leaking: Vec<&LeakingResult> = outcomes.all.iter().map(|(predictions, _)| predictions).collect();
+    if leaking.is_empty() || !run.leaking {
         return Vec::new();
     }
     let starts = leaking.len() as f64;
@@ -42,11 +56,20 @@ fn leaking_scores(report: &Report, leaking: &[LeakingResult]) -> Vec<Scores> {
     report.folds.iter().enumerate().map(score).collect()
 }
 
-fn mean_rmse(scores: &[Scores]) -> f64 {
+fn samples(run: &Geodesic, outcomes: &Outcomes) -> Result<Vec<(String, Inversion)>, TaskError> {
+    let found = |(i, sample): (usize, &engram_geodesic::Sample)| {
+        let profiles: Vec<_> = outcomes.all.iter().filter_map(|(_, profiles)| profiles.get(i).cloned()).collect();
+        let found = invert(&profiles, CONFIDENCE).map_err(|error| TaskError::Failed(error.to_string()))?;
+        Ok((sample.name.clone(), found))
+    };
+    run.source.samples.iter().enumerate().map(found).collect()
+}
+
+pub(super) fn mean_rmse(scores: &[Scores]) -> f64 {
     scores.iter().map(|it| it.rmse).sum::<f64>() / scores.len() as f64
 }
 
-fn leaking_sentence(report: &Report, leaking: &[Scores]) -> Option<String> {
+pub(super) fn leaking_sentence(report: &Report, leaking: &[Scores]) -> Option<String> {
     (!leaking.is_empty()).then(|| {
         format!(
             "Leaking variant, not a validation: models that have seen all spectra reach a mean RMSE of {:.4}, against {:.4} of the \
@@ -57,12 +80,61 @@ fn leaking_sentence(report: &Report, leaking: &[Scores]) -> Option<String> {
     })
 }
 
-fn best_baseline(report: &Report) -> (Baseline, f64) {
+/// Coverage of the calibrated bands, if there are any.
+pub(super) fn coverage_sentence(report: &Report) -> Option<String> {
+    let percent = |coverage: f64| 100.0 * coverage;
+    let (all, interior) = (report.coverage(false)?, report.coverage(true)?);
+    let by_fold = report
+        .folds
+        .iter()
+        .filter_map(|fold| Some(format!("{} ppb {:.0} %", fold.ppb, percent(fold.band.as_ref()?.coverage))));
+    Some(format!(
+        "The 90 % bands contain {:.0} % of the held-out absorbances, {:.0} % in the interior folds ({}).",
+        percent(all),
+        percent(interior),
+        by_fold.collect::<Vec<_>>().join(", ")
+    ))
+}
+
+/// An estimated concentration with its interval.
+pub(super) fn estimate(found: &Inversion) -> String {
+    let limit = if found.at_limit { ", at the end of the range that was searched" } else { "" };
+    format!(
+        "{:.1} ppb, 90 % interval {:.1} to {:.1}, RMSE of the closest prediction {:.4}{limit}",
+        found.ppb, found.low, found.high, found.rmse
+    )
+}
+
+fn errors_ppb(report: &Report) -> Vec<f64> {
+    let error = |fold: &FoldReport| Some((fold.inversion.as_ref()?.ppb - fold.ppb).abs());
+    report.folds.iter().filter_map(error).collect()
+}
+
+fn intervals_that_hold(report: &Report) -> usize {
+    let holds = |fold: &&FoldReport| fold.inversion.is_some_and(|it| it.low <= fold.ppb && fold.ppb <= it.high);
+    report.folds.iter().filter(holds).count()
+}
+
+/// How well concentrations are estimated from held-out spectra.
+pub(super) fn inversion_sentence(report: &Report) -> Option<String> {
+    let errors = errors_ppb(report);
+    (!errors.is_empty()).then(|| {
+        format!(
+            "Concentrations estimated from the held-out spectra are off by {:.1} ppb in the mean; {} of {} intervals of 90 % contain the \
+             true one.",
+            errors.iter().sum::<f64>() / errors.len() as f64,
+            intervals_that_hold(report),
+            errors.len()
+        )
+    })
+}
+
+pub(super) fn best_baseline(report: &Report) -> (Baseline, f64) {
     let means = Baseline::ALL.into_iter().zip(report.baseline_mean_rmse.iter().copied());
     means.min_by(|a, b| a.1.total_cmp(&b.1)).expect("there are six baselines")
 }
 
-fn metrics(report: &Report, clean: &[TaskResult], leaking: &[Scores]) -> BTreeMap<String, f64> {
+fn metrics(report: &Report, clean: &[&TaskResult], leaking: &[Scores]) -> BTreeMap<String, f64> {
     let folds = &report.folds;
     let mean = |of: fn(&FoldReport) -> f64| folds.iter().map(of).sum::<f64>() / folds.len() as f64;
     let mut metrics = BTreeMap::from([
@@ -73,176 +145,31 @@ fn metrics(report: &Report, clean: &[TaskResult], leaking: &[Scores]) -> BTreeMa
         ("best_baseline_mean_rmse".to_owned(), best_baseline(report).1),
         ("training_steps".to_owned(), clean.iter().map(|it| it.steps).sum::<u64>() as f64),
     ]);
-    metrics.extend(report.pooled_r2.map(|r2| ("pooled_r2".to_owned(), r2)));
     let least = folds.iter().filter_map(|fold| fold.scores.r2).min_by(f64::total_cmp);
-    metrics.extend(least.map(|r2| ("min_r2".to_owned(), r2)));
-    metrics.extend(report.noise_level.map(|level| ("noise_level".to_owned(), level)));
-    if !leaking.is_empty() {
-        metrics.insert("leaking_mean_rmse".to_owned(), mean_rmse(leaking));
-    }
+    let errors = errors_ppb(report);
+    let optional = [
+        ("pooled_r2", report.pooled_r2),
+        ("min_r2", least),
+        ("noise_level", report.noise_level),
+        ("leaking_mean_rmse", (!leaking.is_empty()).then(|| mean_rmse(leaking))),
+        ("band_coverage", report.coverage(false)),
+        ("band_coverage_interior", report.coverage(true)),
+        ("concentration_error_ppb", (!errors.is_empty()).then(|| errors.iter().sum::<f64>() / errors.len() as f64)),
+        ("concentration_intervals_held", (!errors.is_empty()).then(|| intervals_that_hold(report) as f64)),
+    ];
+    metrics.extend(optional.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
     metrics
 }
 
-fn outputs(report: &Report) -> BTreeMap<String, String> {
+fn outputs(report: &Report, extras: &Extras) -> BTreeMap<String, String> {
     let (baseline, mean) = best_baseline(report);
     let winner = if report.mean_rmse < mean { "geodesic model" } else { baseline.name() };
-    BTreeMap::from([
+    let mut outputs = BTreeMap::from([
         ("verdict".to_owned(), report.verdict.clone()),
         ("lowest_mean_rmse".to_owned(), winner.to_owned()),
         ("settings".to_owned(), report.settings.clone()),
-    ])
-}
-
-fn page(run: &Geodesic, report: &Report, clean: &[TaskResult], leaking: &[Scores]) -> Page {
-    let (baseline, mean) = best_baseline(report);
-    let wins = report.verdict.starts_with("The geodesic model wins");
-    let weak: Vec<String> = report
-        .folds
-        .iter()
-        .filter(|fold| fold.scores.r2.is_some_and(|r2| r2 <= REQUIRED_R2))
-        .map(|fold| format!("{} ppb", fold.ppb))
-        .collect();
-    let r2 = if weak.is_empty() {
-        (true, format!("R2 is above {REQUIRED_R2} in every fold with structure."))
-    } else {
-        (false, format!("R2 is {REQUIRED_R2} or less at {}.", weak.join(", ")))
-    };
-    let number = |value: Option<f64>| value.map_or("undefined".to_owned(), |value| format!("{value:.4}"));
-    let mut sections = vec![scores(report), baselines(report, leaking)];
-    sections.extend(report.folds.iter().map(|fold| spectrum(report, fold)));
-    sections.push(starts(report, clean));
-    Page {
-        kind: "Geodesic run",
-        title: "Leave-one-out of the geodesic spectral model".into(),
-        about: format!(
-            "{}: {} concentrations, {} wavelengths, {} start{} per fold. Each fold is predicted by models that have not seen its \
-             spectrum; scaling, early stopping and settings come from the other spectra.",
-            run.source,
-            report.folds.len(),
-            report.nm.len(),
-            run.starts,
-            if run.starts == 1 { "" } else { "s" }
-        ),
-        verdicts: [(wins, report.verdict.clone()), r2]
-            .into_iter()
-            .chain(leaking_sentence(report, leaking).map(|text| (false, text)))
-            .collect(),
-        tiles: vec![
-            ("mean RMSE", format!("{:.4}", report.mean_rmse), "of the geodesic model over the folds".into()),
-            ("best baseline", format!("{mean:.4}"), format!("mean RMSE of {}", baseline.name())),
-            ("pooled R2", number(report.pooled_r2), "over all folds and wavelengths".into()),
-            ("noise level", number(report.noise_level), "differences below it are not results".into()),
-        ],
-        sections,
-        foot: format!("Settings {}. {} models.", report.settings, clean.len()),
-    }
-}
-
-/// Scores of the model per fold.
-fn scores(report: &Report) -> Section {
-    let header =
-        ["fold", "R2", "RMSE", "MAE", "peak error (nm)", "cosine", "angle", "derivatives", "against the best baseline"];
-    let text =
-        |value: Option<f64>, digits: usize| value.map_or("undefined".into(), |value| format!("{value:.digits$}"));
-    let row = |fold: &FoldReport| {
-        let (s, (low, high)) = (&fold.scores, fold.rmse_difference);
-        let kind = if fold.extrapolation { ", extrapolation" } else { "" };
-        vec![
-            format!("{} ppb{kind}", fold.ppb),
-            text(s.r2, 4),
-            format!("{:.4}", s.rmse),
-            format!("{:.4}", s.mae),
-            text(s.peak_error_nm, 1),
-            text(s.cosine, 5),
-            text(s.spectral_angle, 4),
-            text(s.derivative_correlation, 4),
-            format!("{:+.4} ({low:+.4} to {high:+.4})", s.rmse - fold.best_baseline_rmse()),
-        ]
-    };
-    Section {
-        title: "Scores per fold".into(),
-        caption: "Scores of the mean prediction of all starts. Peaks are sought at 500 nm and above. The last column is the RMSE minus \
-                  that of the best baseline of the fold, with the 5 % and 95 % quantiles of a paired bootstrap over blocks of 20 nm."
-            .into(),
-        chart: None,
-        table: Some((header.map(str::to_owned).to_vec(), report.folds.iter().map(row).collect())),
-    }
-}
-
-/// RMSE of the model and the baselines per fold.
-fn baselines(report: &Report, leaking: &[Scores]) -> Section {
-    let mut header = vec!["RMSE".to_owned()];
-    header.extend(report.folds.iter().map(|fold| format!("{} ppb", fold.ppb)));
-    header.push("mean".into());
-    let row = |name: &str, values: Vec<f64>, mean: f64| {
-        let numbers = values.into_iter().chain([mean]).map(|value| format!("{value:.4}"));
-        [name.to_owned()].into_iter().chain(numbers).collect::<Vec<String>>()
-    };
-    let model = report.folds.iter().map(|fold| fold.scores.rmse).collect();
-    let mut rows = vec![row("geodesic model", model, report.mean_rmse)];
-    for (b, baseline) in Baseline::ALL.iter().enumerate() {
-        let values = report.folds.iter().map(|fold| fold.baselines[b].scores.rmse).collect();
-        rows.push(row(baseline.name(), values, report.baseline_mean_rmse[b]));
-    }
-    if !leaking.is_empty() {
-        let values = leaking.iter().map(|it| it.rmse).collect();
-        rows.push(row("leaking variant (has seen the spectra)", values, mean_rmse(leaking)));
-    }
-    Section {
-        title: "Baselines on the same folds".into(),
-        caption: "A result counts only if every fold is at least as good as the best simple baseline.".into(),
-        chart: None,
-        table: Some((header, rows)),
-    }
-}
-
-/// Measured and predicted spectrum of a fold.
-fn spectrum(report: &Report, fold: &FoldReport) -> Section {
-    let line = |values: &dyn Fn(usize) -> f64| report.nm.iter().enumerate().map(|(w, nm)| (*nm, values(w))).collect();
-    let residual = |w: usize| fold.truth[w] - fold.prediction[w];
-    let spread = fold.deviation.iter().sum::<f64>() / fold.deviation.len() as f64;
-    Section {
-        title: format!("{} ppb", fold.ppb),
-        caption: format!(
-            "Absorbance over wavelength in nm. {} RMSE {:.4}, {:.4} of the best baseline, {}. Mean standard deviation over the starts \
-             {spread:.4}.",
-            if fold.extrapolation { "Extrapolation." } else { "Interpolation." },
-            fold.scores.rmse,
-            fold.best_baseline_rmse(),
-            fold.best_baseline.name()
-        ),
-        chart: Some(Chart {
-            lines: vec![
-                ("measured".into(), Ink::Frequent, line(&|w| fold.truth[w])),
-                ("predicted".into(), Ink::Memory, line(&|w| fold.prediction[w])),
-                ("residual".into(), Ink::Recent, line(&residual)),
-            ],
-            logarithmic: false,
-            x_name: "nm",
-        }),
-        table: None,
-    }
-}
-
-/// Training of each model.
-fn starts(report: &Report, clean: &[TaskResult]) -> Section {
-    let header = ["model", "steps", "training loss", "validation loss", "RMSE", "parameters"];
-    let row = |result: &TaskResult| {
-        let fold = &report.folds[result.task.fold];
-        let rmse = fold.start_rmse.get(result.task.start as usize).map_or("-".into(), |rmse| format!("{rmse:.4}"));
-        vec![
-            format!("{} ppb, start {}", fold.ppb, result.task.start + 1),
-            result.steps.to_string(),
-            format!("{:.3e}", result.training_loss),
-            format!("{:.3e}", result.validation_loss),
-            rmse,
-            result.parameters.chars().take(12).collect(),
-        ]
-    };
-    Section {
-        title: "Training".into(),
-        caption: "Standardised losses of each model; the validation split is a part of the wavelengths of the training spectra.".into(),
-        chart: None,
-        table: Some((header.map(str::to_owned).to_vec(), clean.iter().map(row).collect())),
-    }
+    ]);
+    let named = extras.samples.iter().take(MAX_NAMED_SAMPLES);
+    outputs.extend(named.map(|(name, found)| (format!("sample_{name}"), estimate(found))));
+    outputs
 }

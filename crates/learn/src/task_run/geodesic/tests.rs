@@ -1,6 +1,6 @@
 use super::super::local::run_locally;
 use super::*;
-use engram_api::DataFile;
+use engram_api::{DataFile, SpectraSource};
 
 fn spec(yaml: &str) -> GeodesicRun {
     serde_json::from_str(yaml).unwrap()
@@ -14,11 +14,12 @@ fn small(extra: &str) -> GeodesicRun {
 
 #[test]
 fn findings_do_not_depend_on_the_number_of_workers_and_label_the_leaking_variant() {
-    let run = Geodesic::new(&small(r#","leakingVariant":true"#), None).unwrap();
+    let run = Geodesic::new(&small(r#","leakingVariant":true,"calibratedBands":true"#), None).unwrap();
     let tasks = run.plan(&[]).unwrap();
-    assert_eq!(tasks.len(), 14);
+    assert_eq!(tasks.len(), 14 + 9);
     assert_eq!((&*tasks[0].name, &*tasks[13].name), ("fold 1, start 1", "leaking variant, start 2"));
-    assert!(tasks[13].cost > tasks[0].cost);
+    assert_eq!(tasks[22].name, "calibration without 5 and 6");
+    assert!(tasks[13].cost > tasks[0].cost && tasks[0].cost > tasks[22].cost);
     let (one, three) = (run_locally(&run, 1).unwrap(), run_locally(&run, 3).unwrap());
     assert_eq!(one, three);
     assert!(one.metrics["mean_rmse"] > 0.0 && one.metrics.contains_key("leaking_mean_rmse"));
@@ -26,6 +27,33 @@ fn findings_do_not_depend_on_the_number_of_workers_and_label_the_leaking_variant
     assert!(one.summary.iter().any(|line| line.starts_with("Leaking variant, not a validation")));
     assert!(one.summary.iter().any(|line| line.starts_with("RBF-GP")), "{:?}", one.summary);
     assert!((one.metrics["noise_level"] / 0.005 - 1.0).abs() < 0.1);
+    for part in ["90 % band", "Concentration from a spectrum", "Learned metric", "Geodesics", "Loss curves", "<polygon"]
+    {
+        assert!(one.page.contains(part), "{part}");
+    }
+    assert!((0.0..=1.0).contains(&one.metrics["band_coverage"]) && one.metrics["concentration_error_ppb"] >= 0.0);
+}
+
+#[test]
+fn samples_of_a_table_get_a_concentration_and_an_interval() {
+    let nm: Vec<f64> = (0..61).map(|i| 200.0 + 10.0 * f64::from(i)).collect();
+    let mixed = |ppb: &[f64]| {
+        let noise = engram_geodesic::Noise { additive: 0.002, ..Default::default() };
+        engram_geodesic::Generator::Mixed.spectra(ppb, &nm, &noise, 5).unwrap()
+    };
+    let sample: String = mixed(&[25.0]).row(0).iter().map(|a| format!(",{a}")).collect();
+    let text = mixed(&[0.0, 10.0, 20.0, 30.0, 40.0, 60.0]).to_csv() + "? river" + &sample + "\n";
+    let mut spec = GeodesicRun { source: SpectraSource::Csv(DataFile::default()), starts: 1, ..small("") };
+    spec.training.steps = 60;
+    spec.training.stride = 2;
+    let run = Geodesic::new(&spec, Some(text.as_bytes())).unwrap();
+    assert_eq!(run.plan(&[]).unwrap()[6].name, "all spectra, start 1");
+    let found = run_locally(&run, 2).unwrap();
+    let estimate = &found.outputs["sample_river"];
+    let ppb: f64 = estimate.split(' ').next().unwrap().parse().unwrap();
+    assert!((ppb - 25.0).abs() < 8.0, "{estimate}");
+    assert!(found.page.contains("Samples of unknown concentration") && !found.page.contains("leaking variant"));
+    assert!(!found.metrics.contains_key("leaking_mean_rmse"));
 }
 
 #[test]
@@ -47,6 +75,9 @@ fn bad_input_is_refused_with_field_value_and_allowed() {
     rates.training.clip = 0.0;
     let rates = Geodesic::new(&rates, None).map(drop).unwrap_err().to_string();
     assert!(rates.contains("clip") && rates.contains("(0, 1e6]"), "{rates}");
+    let bands = GeodesicRun { source: SpectraSource::Csv(DataFile::default()), ..small(r#","calibratedBands":true"#) };
+    let bands = Geodesic::new(&bands, Some(rows(",1").as_bytes())).map(drop).unwrap_err().to_string();
+    assert!(bands.contains("spec.geodesic.calibratedBands") && bands.contains("at least 5"), "{bands}");
     let good = GeodesicRun { source: SpectraSource::Csv(DataFile::default()), ..small("") };
     assert!(Geodesic::new(&good, Some(rows(",1").as_bytes())).is_ok());
 }
