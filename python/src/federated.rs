@@ -108,8 +108,8 @@ impl Participant {
             Some(path) => ClientKeys::open(&path).map_err(|failure| of_participant(py, &failure))?,
             None => ClientKeys::generate(),
         };
-        let participant = engram_participant::Participant::new(client.client().clone(), run, name, keys)
-            .with_model_key(model_key);
+        let participant =
+            engram_participant::Participant::new(client.client().clone(), run, name, keys).with_model_key(model_key);
         Ok(Self { threads: Arc::clone(client.threads()), participant: Some(Arc::new(participant)) })
     }
 
@@ -186,6 +186,7 @@ fn of_participant(py: Python<'_>, failure: &Error) -> PyErr {
             error::raise(py, "InvalidValue", message, Some(Code::InvalidValue))
         }
         Error::Invalid(invalid) => error::raise(py, "InvalidValue", &invalid.to_string(), Some(Code::InvalidValue)),
+        Error::Signature(_) | Error::Digest => error::raise(py, "Denied", &failure.to_string(), None),
         failure if failure.is_stale() => error::raise(py, "Conflict", &failure.to_string(), None),
         failure => error::raise(py, "Unavailable", &failure.to_string(), None),
     }
