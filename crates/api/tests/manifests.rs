@@ -1,5 +1,8 @@
 //! Whole files: rendering of errors, examples, and round trips.
 
+#[path = "manifests/integrations.rs"]
+mod integrations;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
 //! `engram autoscale explain`: history, forecast and decisions of a cluster.
 
-use super::explain_page::page;
+use super::explain_page::history_page;
 use super::explain_plot::plot;
 use super::time_text;
 use crate::context::{CLUSTER_ARGUMENT, ClusterArgument, Context};
@@ -53,7 +53,7 @@ pub(crate) async fn run(arguments: &Explain, context: &Context) -> anyhow::Resul
     };
     let records: Vec<&Record> = explained.history.records().collect();
     if let Some(path) = &arguments.to {
-        let page = page(&explained.title, &records);
+        let page = history_page(&explained.title, &records);
         OutputFile::write(path, page.as_bytes()).with_context(|| format!("failed to write {}", path.display()))?;
         context.output.note(format!("Wrote {}.", path.display()));
         return Ok(ExitCode::Ok);

@@ -85,7 +85,7 @@ impl Scale {
 }
 
 /// Returns the page of decisions. There is at least one decision.
-pub(super) fn page(title: &str, records: &[&Record]) -> String {
+pub(super) fn history_page(title: &str, records: &[&Record]) -> String {
     let title = escape(title);
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Autoscaling of {title}</title><style>{STYLE}</style></head>\n\
@@ -188,7 +188,7 @@ mod tests {
             record(3, Some(30.0), Some(30.0), 5),
             record(60, Some(30.0), Some(30.0), 2),
         ];
-        let page = page("a/b", &records.iter().collect::<Vec<_>>());
+        let page = history_page("a/b", &records.iter().collect::<Vec<_>>());
         let lines = |color: &str| page.matches(&format!("stroke=\"var(--{color})\" stroke-width")).count();
         assert_eq!((lines("upper"), lines("expected")), (2, 2), "interrupted by the hour without decisions");
         assert_eq!(lines("load"), 3 + 2, "loads are interrupted by a missing one too; workers are not");

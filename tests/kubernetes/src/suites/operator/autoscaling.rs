@@ -40,6 +40,11 @@ pub(super) fn scales(cluster: &Cluster) -> Result<String> {
         |entry: &&Value| entry["subresource"] == "scale" && entry["manager"] == "engram-operator-autoscaling";
     ensure!(writers.clone().any(|entry| by_scale(&entry)), "{:#}", object["metadata"]["managedFields"]);
     wait_for_reason(cluster, "OutsideLimits")?;
+    let decisions = until("the decisions in a ConfigMap", WHILE, || {
+        let map = cluster.api().get(&format!("/api/v1/namespaces/default/configmaps/{NAME}-autoscaling")).ok();
+        Ok(map.and_then(|map| map["data"]["decisions.csv"].as_str().map(str::to_owned)))
+    })?;
+    ensure!(decisions.contains(",2,3,") && decisions.contains(",OutsideLimits,\"Scale from 2 to 3"), "{decisions}");
 
     let by_other = json!({ "spec": { "replicas": 4 } });
     cluster.api().patch(&format!("{path}/scale"), MERGE, &by_other)?;
