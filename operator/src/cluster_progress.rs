@@ -125,6 +125,9 @@ fn advice(cluster: &ValidatedCluster, pod: &PodView, failure: &StartFailure, cla
              template changes"
                 .into()
         }
+        StartFailureCause::CrashLoop if failure.detail.contains("no space left on device") => {
+            "raise spec.storage.size, which grows the volume if its StorageClass allows it, or free space on the node".into()
+        }
         StartFailureCause::CrashLoop => format!(
             "read `kubectl -n {namespace} logs {pod_name} -c worker --previous` and correct the spec; the operator replaces the \
              pod once its template changes"

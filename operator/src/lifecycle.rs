@@ -10,8 +10,8 @@ pub struct Lifecycle {
     is_scaling: bool,
 }
 
-/// Reason and note of an event.
-pub type LifecycleEvent = (&'static str, String);
+/// Reason and note of an event, and the pod that it is about, if any.
+pub type LifecycleEvent = (&'static str, String, Option<String>);
 
 impl Lifecycle {
     /// Returns whether nothing is in progress.
@@ -41,12 +41,12 @@ impl Lifecycle {
             if !self.is_updating && outdated(old) == 0 {
                 let image = new.worker.as_ref().map_or("", |worker| worker.image.as_str());
                 let note = format!("replacing {} of {total} workers one by one; image {image}", outdated(new));
-                events.push(("UpdateStarted", note));
+                events.push(("UpdateStarted", note, None));
             }
             self.is_updating = true;
         } else if self.is_updating && new.phase == Some(ClusterPhase::Ready) {
             self.is_updating = false;
-            events.push(("UpdateFinished", format!("all {total} workers have the current pod template")));
+            events.push(("UpdateFinished", format!("all {total} workers have the current pod template"), None));
         }
     }
 
@@ -61,7 +61,8 @@ impl Lifecycle {
             self.is_scaling = true;
             if !is_scaling(old) {
                 let reconciling = new.conditions.iter().find(|entry| entry.kind == condition::RECONCILING);
-                events.push(("ScalingStarted", reconciling.map_or_else(String::new, |entry| entry.message.clone())));
+                let note = reconciling.map_or_else(String::new, |entry| entry.message.clone());
+                events.push(("ScalingStarted", note, None));
             }
         }
         if self.is_scaling {
@@ -69,13 +70,14 @@ impl Lifecycle {
                 status.members.iter().map(|member| member.name.clone()).collect::<BTreeSet<String>>()
             };
             let (before, after) = (names(old), names(new));
-            events.extend(after.difference(&before).map(|name| ("WorkerAdded", format!("added pod {name}"))));
-            events.extend(before.difference(&after).map(|name| ("WorkerRemoved", format!("removed pod {name}"))));
+            let event = |reason, verb: &str, pod: &String| (reason, format!("{verb} pod {pod}"), Some(pod.clone()));
+            events.extend(after.difference(&before).map(|pod| event("WorkerAdded", "added", pod)));
+            events.extend(before.difference(&after).map(|pod| event("WorkerRemoved", "removed", pod)));
         }
         if self.is_scaling && new.phase == Some(ClusterPhase::Ready) {
             self.is_scaling = false;
             let workers = new.workers.as_ref().map_or(0, |workers| workers.total);
-            events.push(("ScalingFinished", format!("{workers} workers serve all partitions")));
+            events.push(("ScalingFinished", format!("{workers} workers serve all partitions"), None));
         }
     }
 }
@@ -105,7 +107,7 @@ mod tests {
     fn reasons(series: &[LearnerClusterStatus]) -> Vec<&'static str> {
         let mut lifecycle = Lifecycle::default();
         let events = series.windows(2).flat_map(|pair| lifecycle.observe(&pair[0], &pair[1]));
-        let reasons = events.map(|(reason, _)| reason).collect();
+        let reasons = events.map(|(reason, ..)| reason).collect();
         assert!(lifecycle.is_idle());
         reasons
     }

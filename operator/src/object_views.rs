@@ -105,6 +105,9 @@ fn ended(pod: &Value) -> Vec<WorkerExit> {
 /// Maximum length of a report of the kubelet or the scheduler in a message, in characters: several fit into one event.
 const MAX_REPORT_CHARS: usize = 300;
 
+/// Start of the line that the supervisor of a worker adds to the termination message.
+const WORKER_EXITED: &str = "the worker exited: ";
+
 /// Returns why a pod cannot start. A container that waits for a regular start is not a failure.
 fn start_failure(pod: &Value) -> Option<StartFailure> {
     if pod.pointer("/status/phase").is_some_and(|phase| phase == "Failed") {
@@ -150,8 +153,8 @@ fn container_failure(container: &Value) -> Option<StartFailure> {
     let terminated = &container["lastState"]["terminated"];
     let message = match cause {
         StartFailureCause::CrashLoop if terminated.is_object() => {
-            let last = terminated["message"].as_str().and_then(|message| message.trim().lines().last());
-            let text = last.or(terminated["reason"].as_str()).unwrap_or_default();
+            let cause = terminated["message"].as_str().and_then(cause_of_exit);
+            let text = cause.or(terminated["reason"].as_str()).unwrap_or_default();
             format!("exit code {}: {text}", terminated["exitCode"])
         }
         _ => waiting["message"].as_str().unwrap_or_default().to_owned(),
@@ -159,6 +162,12 @@ fn container_failure(container: &Value) -> Option<StartFailure> {
     let field = |field: &str| container[field].as_str().unwrap_or("?");
     let detail = format!("container {}, image {}: {}", field("name"), field("image"), report(reason, &message));
     Some(StartFailure { cause, detail, since: None })
+}
+
+/// Returns the line of a termination message that has the cause: the last one but for the supervisor's, which repeats the exit code.
+fn cause_of_exit(message: &str) -> Option<&str> {
+    let lines = || message.trim().lines().filter(|line| !line.is_empty());
+    lines().rfind(|line| !line.starts_with("worker ") && !line.starts_with(WORKER_EXITED)).or(lines().last())
 }
 
 /// Joins a reason and a message, shortened, without control characters.
@@ -350,16 +359,22 @@ mod tests {
             let pod = json!({ "kind": "Pod", "metadata": { "name": "words-worker-3" }, "status": status });
             PodView::read(&pod, &BTreeMap::new()).expect("a pod").start_failure
         };
-        let of = |waiting: serde_json::Value| {
+        let of_message = |waiting: serde_json::Value, message: &str| {
             let worker = json!({ "name": "worker", "image": "a/b:9", "state": { "waiting": waiting },
-                "lastState": { "terminated": { "exitCode": 101, "message": "worker 3\nno disk" } } });
+                "lastState": { "terminated": { "exitCode": 101, "message": message } } });
             stuck(json!({ "containerStatuses": [worker] })).map(|it| (it.cause, it.detail))
+        };
+        let of = |waiting: serde_json::Value| {
+            of_message(waiting, "worker 3/5b/7\nno disk\nthe worker exited: exit code 101\n")
         };
         let pulled = of(json!({ "reason": "ErrImagePull", "message": "not found" })).expect("a failure");
         assert_eq!(pulled.0, StartFailureCause::ImagePull);
         assert_eq!(pulled.1, "container worker, image a/b:9: ErrImagePull: not found");
         let looping = of(json!({ "reason": "CrashLoopBackOff", "message": "back-off 10s" })).expect("a failure");
         assert_eq!(looping.1, "container worker, image a/b:9: CrashLoopBackOff: exit code 101: no disk");
+        let killed =
+            of_message(json!({ "reason": "CrashLoopBackOff" }), "worker 3/5b/7\nthe worker exited: signal 9\n");
+        assert!(killed.expect("a failure").1.ends_with("exit code 101: the worker exited: signal 9"));
         assert_eq!(of(json!({ "reason": "ContainerCreating" })), None);
         let late =
             json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node" });

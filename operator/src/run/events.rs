@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::Key;
 use super::api_request::{Error, request};
-use super::resource_kinds::{CLUSTER, Kind, RUN};
+use super::resource_kinds::{CLAIM, CLUSTER, Kind, POD, RUN};
 use crate::cluster_status::{GPU_FAILED, GPU_UNUSABLE};
 use crate::learner_run::RunEvent;
 use crate::lifecycle::Lifecycle;
@@ -67,7 +67,8 @@ impl Events {
             Action::MarkSuspended { suspended: false, .. } => ("Resumed", "all pods are ready".into()),
         };
         let key = Key { namespace: cluster.namespace.clone(), name: names.cluster.clone() };
-        self.publish(CLUSTER, &key, &cluster.uid, EventType::Normal, reason, &note).await;
+        let related = related_object(cluster, action);
+        self.publish_related(CLUSTER, &key, &cluster.uid, EventType::Normal, (reason, &note), related).await;
     }
 
     /// Publishes a change of the phase of a run.
@@ -93,8 +94,9 @@ impl Events {
             }
             events
         };
-        for (reason, note) in events {
-            self.publish(CLUSTER, key, uid, EventType::Normal, reason, &note).await;
+        for (reason, note, pod) in events {
+            let related = pod.map(|pod| reference(POD.name, &key.namespace, pod));
+            self.publish_related(CLUSTER, key, uid, EventType::Normal, (reason, &note), related).await;
         }
     }
 
@@ -107,6 +109,11 @@ impl Events {
     /// Removes clusters of a scope that are not in `present`.
     pub(super) fn keep_only(&self, scope: Option<&str>, present: impl Fn(&Key) -> bool) {
         self.lifecycles.lock().retain(|key, _| key.stays(scope, &present));
+    }
+
+    /// Publishes that another operator manages the cluster, too.
+    pub(super) async fn publish_conflict(&self, key: &Key, uid: &str, note: &str) {
+        self.publish(CLUSTER, key, uid, EventType::Warning, "OperatorConflict", note).await;
     }
 
     /// Publishes a failed reconcile.
@@ -146,6 +153,19 @@ impl Events {
     }
 
     async fn publish(&self, kind: Kind, key: &Key, uid: &str, type_: EventType, reason: &str, note: &str) {
+        self.publish_related(kind, key, uid, type_, (reason, note), None).await;
+    }
+
+    /// Publishes an event with a further object. Only events about the same objects are aggregated, and those keep the first note.
+    async fn publish_related(
+        &self,
+        kind: Kind,
+        key: &Key,
+        uid: &str,
+        type_: EventType,
+        (reason, note): (&str, &str),
+        secondary: Option<ObjectReference>,
+    ) {
         let mut note = note.to_owned();
         if note.len() > MAX_NOTE_BYTES {
             note.truncate(note.floor_char_boundary(MAX_NOTE_BYTES));
@@ -158,10 +178,51 @@ impl Events {
             uid: Some(uid.to_owned()),
             ..ObjectReference::default()
         };
-        let event =
-            Event { type_, reason: reason.to_owned(), note: Some(note), action: "Reconcile".into(), secondary: None };
+        let event = Event { type_, reason: reason.to_owned(), note: Some(note), action: "Reconcile".into(), secondary };
         if let Err(error) = request(|| "publish an event".into(), self.recorder.publish(&event, &about)).await {
             tracing::debug!(kind = kind.name, object = %key, reason, %error, "failed to publish event");
         }
+    }
+}
+
+/// Returns the pod, claim or object that an action changes.
+fn related_object(cluster: &ValidatedCluster, action: &Action) -> Option<ObjectReference> {
+    let names = &cluster.names;
+    let (kind, name) = match action {
+        Action::DeletePod { ordinal, .. } => (POD.name, names.pod(*ordinal)),
+        Action::DeleteClaim { ordinal, .. } | Action::GrowClaim { ordinal, .. } => (CLAIM.name, names.claim(*ordinal)),
+        Action::DeleteObject { kind, name, .. } => (kind.as_str(), name.clone()),
+        _ => return None,
+    };
+    Some(reference(kind, &cluster.namespace, name))
+}
+
+fn reference(kind: &str, namespace: &str, name: String) -> ObjectReference {
+    ObjectReference {
+        kind: Some(kind.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        name: Some(name),
+        ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::validate::validate;
+    use serde_json::json;
+
+    #[test]
+    fn events_about_two_workers_are_not_aggregated() {
+        let object = json!({
+            "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerCluster",
+            "metadata": { "name": "words", "namespace": "research", "uid": "0f6c1d52-8a53-4a0a-9d1e-2f8f5f0f7a11", "generation": 1 },
+            "spec": { "workers": 3 },
+        });
+        let cluster = validate(&object).unwrap_or_else(|refused| panic!("{refused}"));
+        let deleted = |ordinal| Action::DeletePod { ordinal, uid: "u".into(), force: false };
+        let (first, second) = (related_object(&cluster, &deleted(0)), related_object(&cluster, &deleted(1)));
+        assert_eq!(first.as_ref().and_then(|pod| pod.name.as_deref()), Some("words-worker-0"));
+        assert_ne!(first, second);
     }
 }

@@ -34,6 +34,7 @@ mod provided_secret;
 mod reconcile;
 mod reconcile_span;
 mod resource_kinds;
+mod rivals;
 mod run_metrics;
 mod runs;
 mod signing;
@@ -68,6 +69,7 @@ use self::leader::Leadership;
 use self::list_cache::ListCache;
 use self::metrics::Metrics;
 use self::nodes::Nodes;
+use self::rivals::Rivals;
 use self::signing::Signing;
 use self::statuses::Statuses;
 use self::written_statuses::WrittenStatuses;
@@ -112,6 +114,7 @@ struct Context {
     epochs: Epochs,
     autoscalers: Autoscalers,
     statuses: Statuses,
+    rivals: Rivals,
     written_clusters: WrittenStatuses,
     written_runs: WrittenStatuses,
     metrics: Arc<Metrics>,
@@ -199,6 +202,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         epochs: Epochs::default(),
         autoscalers: Autoscalers::default(),
         statuses: Statuses::default(),
+        rivals: Rivals::default(),
         written_clusters: WrittenStatuses::default(),
         written_runs: WrittenStatuses::default(),
         metrics: Arc::clone(&metrics),

@@ -20,6 +20,7 @@ use super::api_request::{Error, request};
 use super::controllers::{controller, on_change, watcher_config};
 use super::observe::is_owned;
 use super::resource_kinds::{BUILT, CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
+use super::rivals::published_coordinators;
 use super::{Context, Key, apply, cert_manager, observe, provided_secret, reconcile_span};
 use crate::coordinator_goal::{coordinator_goal, coordinator_goal_of_invalid_spec};
 use crate::last_valid_spec::last_valid_spec;
@@ -124,6 +125,7 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
         context.epochs.keep_only(scope.as_deref(), present);
         context.autoscalers.retain_clusters(scope.as_deref(), present);
         context.statuses.keep_only(scope.as_deref(), present);
+        context.rivals.keep_only(scope.as_deref(), present);
         context.lists.keep_only(scope.as_deref(), present);
         context.failures().retain(|key, _| key.stays(scope.as_deref(), present));
     }
@@ -214,6 +216,7 @@ async fn reconcile_cluster(object: &DynamicObject, key: &Key, context: &Context)
     let coordinated = context.coordinators.coordinate(key, &cluster, &observed, goal.as_ref(), nodes, trusted);
     let coordinated = coordinated.instrument(debug_span!("update coordinator")).await;
     if context.leadership.is_leader() {
+        report_rival(context, key, &cluster.uid, &observed.objects).await;
         let done = match coordinated {
             Ok(()) => apply::apply(context, &cluster, &plan).instrument(debug_span!("apply")).await,
             failed => failed,
@@ -241,11 +244,22 @@ async fn reconcile_cluster(object: &DynamicObject, key: &Key, context: &Context)
         done?;
         autoscaled?;
     } else {
+        context.rivals.forget(key);
         context.metrics.set_cluster_status(key, &old);
         context.autoscalers.set_published(key, &old);
         coordinated?;
     }
     Ok(Action::requeue(plan.requeue))
+}
+
+/// Reports another operator that manages the same cluster.
+async fn report_rival(context: &Context, key: &Key, uid: &str, objects: &[Value]) {
+    let Some(published) = published_coordinators(objects) else { return };
+    let report = context.rivals.observe(key, &published, &context.offer.coordinators, Instant::now());
+    if let Some(report) = report {
+        tracing::warn!(cluster = %key, report, "conflict with another operator");
+        context.events.publish_conflict(key, uid, &report).await;
+    }
 }
 
 /// Continues to coordinate a cluster with an invalid spec according to its last valid one, so that an invalid edit does not disable
