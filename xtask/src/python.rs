@@ -16,16 +16,16 @@ const MATURIN: &str = "maturin==1.16.0";
 /// What the tests need besides the wheel.
 const TEST_PACKAGES: [&str; 5] = ["numpy", "pytest>=8", "pytest-timeout", "mypy>=1.15", "langgraph-checkpoint>=4"];
 /// What the tests of training need in addition; large.
-const TORCH_PACKAGES: [&str; 2] = ["torch", "gymnasium"];
+const TORCH_PACKAGES: [&str; 3] = ["torch", "gymnasium", "optuna"];
 /// What the tests of all integrations need in addition. The version of TransferQueue is the one that was read: the backend uses some of its private
 /// names.
 const INTEGRATION_PACKAGES: [&str; 3] = ["TransferQueue==0.1.11", "torchrl", "tensordict"];
 /// Tests that need the packages above.
 const TORCH_MARKERS: [&str; 1] = ["torch"];
-const INTEGRATION_MARKERS: [&str; 2] = ["transferqueue", "torchrl"];
-/// Examples that need no other packages, and those that need PyTorch.
+const INTEGRATION_MARKERS: [&str; 4] = ["transferqueue", "torchrl", "opentelemetry", "grafana"];
+/// Examples that need no other packages, and those that need more or take longer.
 const EXAMPLES: [&str; 3] = ["quickstart.py", "actor_learner.py", "reverb_migration.py"];
-const TORCH_EXAMPLES: [&str; 1] = ["dqn_cartpole.py"];
+const TORCH_EXAMPLES: [&str; 3] = ["dqn_cartpole.py", "search_loop.py", "tune_optuna.py"];
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -97,12 +97,12 @@ impl Suite {
         if options.torch || options.integrations {
             suite.packages.extend(TORCH_PACKAGES);
             suite.examples.extend(TORCH_EXAMPLES);
-            (suite.environment, suite.module) = ("python-test-torch", "torch, gymnasium");
+            (suite.environment, suite.module) = ("python-test-torch", "torch, gymnasium, optuna");
             suite.without = INTEGRATION_MARKERS.to_vec();
         }
         if options.integrations {
             suite.packages.extend(INTEGRATION_PACKAGES);
-            (suite.environment, suite.module) = ("python-test-integrations", "torchrl, transfer_queue, gymnasium");
+            (suite.environment, suite.module) = ("python-test-integrations", "torchrl, transfer_queue, gymnasium, optuna");
             suite.without.clear();
         }
         suite
