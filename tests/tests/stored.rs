@@ -52,6 +52,50 @@ fn digest_of_local_run(text: &str) -> (String, u64) {
     digest
 }
 
+fn training(name: &str, steps: u64, location: &str) -> String {
+    format!(
+        "apiVersion: engram.dev/v1alpha1\nkind: LearnerRun\nmetadata: {{ name: {name} }}\nspec:\n  clusterRef: {{ name: kept }}\n  \
+         kind: Replay\n  replay:\n    source: {{ synthetic: {{ features: 30, samples: 500, largest: 20 }} }}\n    model:\n      \
+         inputs: [{{ field: mask, dim: 30 }}]\n      layers: [{{ dense: 8, activation: Relu }}, {{ dense: 1 }}]\n      loss: {{ kind: \
+         Mse, target: score }}\n    optimizer: {{ rate: 0.01 }}\n    batch: 64\n    steps: {steps}\n    order: PartitionInvariant\n    \
+         checkpoint: {{ every: 20, keep: 1{location} }}\n"
+    )
+}
+
+/// A fresh cluster continues a training with the checkpoint that another cluster has copied to object storage.
+fn continue_training(storage: &Storage, environment: &[(&str, &str)]) {
+    let location = ", location: { url: \"s3://backups/models/{name}\" }";
+    let train = |cluster: &Cluster, manifest: String| {
+        cluster.engram(&["run", &cluster.file("training.yaml", manifest)]).exits_with(0);
+    };
+    let up = || ClusterBuilder::new(&cluster_manifest("kept", 2, SPEC)).with_environment(environment).start();
+    let first = up();
+    train(&first, training("model", 50, location));
+    let credentials = storage.credentials(&first.folder().join("secret"), &storage.text("secretAccessKey"));
+    first.stop();
+    let bucket = storage.bucket("s3://backups/models/model", &credentials);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("failed to create a runtime");
+    let (objects, folders) = runtime.block_on(bucket.list()).expect("failed to list");
+    assert!(objects.iter().any(|object| object.name == "LATEST"), "{objects:?}");
+    assert!(folders.len() == 1 && folders[0].starts_with("step-50-"), "older copies are removed: {folders:?}");
+
+    let second = up();
+    train(&second, training("model", 70, location));
+    train(&second, training("undisturbed", 70, ""));
+    let digest = |name: &str| status(&second, name).expect("it ran")["outputs"]["digest"].clone();
+    assert!(digest("model").is_string() && digest("model") == digest("undisturbed"), "{}", digest("model"));
+    let logs = std::fs::read_dir(second.state_dir().join("logs")).expect("a folder").flatten();
+    let has_restored =
+        |path: &std::path::Path| std::fs::read_to_string(path).is_ok_and(|it| it.contains("restored a checkpoint"));
+    assert!(logs.into_iter().any(|entry| has_restored(&entry.path())), "the second cluster started from step 0");
+    let short = second.file("short.yaml", training("model", 60, location));
+    second.engram(&["run", &short, "--rerun"]).fails_with(1, &["spec.replay.steps is 60", "step 70"]);
+    let other = training("other", 70, location).replace("{name}", "model").replace("dense: 8", "dense: 9");
+    second.engram(&["run", &second.file("other.yaml", other)]).fails_with(1, &["model"]);
+    second.stop();
+}
+
 #[test]
 fn runs_read_sources_from_object_storage() {
     let Some(storage) = Storage::start() else { return };
@@ -59,6 +103,7 @@ fn runs_read_sources_from_object_storage() {
     let expected = digest_of_local_run(&text);
     let environment = storage.environment();
     let environment: Vec<(&str, &str)> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    continue_training(&storage, &environment);
     let cluster = ClusterBuilder::new(&cluster_manifest("kept", 2, SPEC)).with_environment(&environment).start();
     let folder = cluster.folder().to_owned();
     let credentials = storage.credentials(&folder.join("secret"), &storage.text("secretAccessKey"));

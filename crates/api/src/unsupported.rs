@@ -27,8 +27,14 @@ pub(crate) const CLUSTER: &[UnsupportedField] = &[
 ];
 
 /// Fields of a `LearnerRun` that apply to local mode only.
-pub(crate) const RUN: &[UnsupportedField] =
-    &[unsupported("spec.memory.source", "git", "use example, events or synthetic; git runs in local mode only")];
+pub(crate) const RUN: &[UnsupportedField] = &[
+    unsupported("spec.memory.source", "git", "use example, events or synthetic; git runs in local mode only"),
+    unsupported(
+        "spec.replay.checkpoint.location",
+        "secretRef",
+        "remove secretRef; workers use the credentials of their environment",
+    ),
+];
 
 impl UnsupportedField {
     /// Returns the path of the field.

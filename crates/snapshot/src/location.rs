@@ -95,6 +95,36 @@ impl Location {
         bytes.map_err(storage_error)
     }
 
+    /// Reads a small file here; `None` if there is none.
+    ///
+    /// # Errors
+    /// It is larger than `limit` bytes; ENG-0510.
+    pub async fn get(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
+        let bytes = match self {
+            Self::Folder(folder) => {
+                let name = name.to_owned();
+                run_blocking(folder, move |folder| folder.get(&name, limit)).await
+            }
+            Self::Objects(bucket) => bucket.get(name, limit).await,
+        };
+        bytes.map_err(storage_error)
+    }
+
+    /// Writes a file here, complete or not at all; the location was created.
+    ///
+    /// # Errors
+    /// ENG-0510.
+    pub async fn put(&self, name: &str, bytes: Vec<u8>) -> Result<()> {
+        let put = match self {
+            Self::Folder(folder) => {
+                let name = name.to_owned();
+                run_blocking(folder, move |folder| folder.put(&name, &bytes)).await
+            }
+            Self::Objects(bucket) => bucket.put(name, bytes).await,
+        };
+        put.map_err(storage_error)
+    }
+
     /// Lists the names of the snapshots below, finished or not.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::table::TableColumns;
 use crate::trainer::{Counters, Trainer, TrainerError, TrainerSpec};
 
 /// Version of the manifest.
@@ -58,6 +59,9 @@ pub struct Manifest {
     pub frozen: Vec<String>,
     /// Positions of the data: sampler step, log positions, whatever the caller needs to continue at the exact sample.
     pub cursors: BTreeMap<String, u64>,
+    /// Columns that the model reads, where it was trained on a table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<TableColumns>,
     /// Where each tensor is.
     pub tensors: Vec<TensorEntry>,
     /// Sizes and hashes of the files.
@@ -160,6 +164,18 @@ pub enum CheckpointError {
     OptimizerFile(#[from] SafeTensorError),
 }
 
+impl Checkpoint {
+    /// Returns the checkpoint of a model that reads this table.
+    ///
+    /// # Errors
+    /// The manifest is damaged.
+    pub fn with_table(self, table: &TableColumns) -> Result<Self, CheckpointError> {
+        let mut manifest: Manifest = serde_json::from_slice(&self.manifest)?;
+        manifest.table = Some(table.clone());
+        Ok(Self { manifest: serde_json::to_vec_pretty(&manifest)?, ..self })
+    }
+}
+
 impl Trainer {
     /// Copies the state of the trainer. `cursors` are the positions of the data.
     ///
@@ -204,6 +220,7 @@ impl Trainer {
             scaler: self.scaler.state(),
             frozen: self.model.views().iter().filter(|v| v.frozen).map(|v| v.name.clone()).collect(),
             cursors,
+            table: None,
             tensors,
             files: files.iter().map(|(name, bytes)| FileEntry::of(name, bytes)).collect(),
         };

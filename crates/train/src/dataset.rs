@@ -2,6 +2,8 @@
 
 use engram_neural::philox;
 
+use crate::table::TableColumns;
+
 /// Keeps the streams of random numbers of this module apart from those of other users of the same seed.
 const DOMAIN: u64 = 0x6461_7461_0000_0000;
 /// Rounds of the permutation of samples; four are enough for a shuffle.
@@ -24,6 +26,8 @@ pub struct Dataset {
     pub targets: Vec<f32>,
     /// Number of classes; 0 where targets are numbers.
     pub classes: usize,
+    /// Names and scale of the columns, where the samples are a table.
+    pub table: Option<TableColumns>,
 }
 
 /// Settings of [`Dataset::subsets`].

@@ -16,6 +16,7 @@ use crate::dataset::{Dataset, Subsets, sample_at};
 pub use crate::rows::{Evaluation, Rows, evaluate, evaluate_rows, predict};
 use crate::sharing::{Balance, Shares};
 use crate::specification::trainer_spec;
+use crate::table::TableColumns;
 use crate::trainer::{SummationOrder, Trainer, TrainerError, TrainerSpec};
 
 /// Leaves of a global batch in partition-invariant order.
@@ -199,9 +200,12 @@ impl Job {
         }
     }
 
-    /// Whether the samples are a table.
-    pub const fn is_table(&self) -> bool {
-        matches!(self.source, Source::Table(_))
+    /// Columns that the model reads, where the samples are a table.
+    pub fn table(&self) -> Option<&TableColumns> {
+        match &self.source {
+            Source::Table(data) => data.as_ref()?.table.as_ref(),
+            Source::Subsets(_) | Source::Buffer(_) => None,
+        }
     }
 
     /// How items are drawn, if the source is a replay buffer.

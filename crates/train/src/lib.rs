@@ -28,7 +28,7 @@ mod reduce;
 mod rows;
 pub mod sharing;
 mod specification;
-mod table;
+pub mod table;
 mod throughput;
 mod trainer;
 

@@ -1,6 +1,69 @@
 //! Tables as samples: a header line, a number in every cell, one column is the target.
 
+use serde::{Deserialize, Serialize};
+
 use crate::dataset::{Dataset, sample_at};
+use crate::job::Rows;
+
+/// What a model reads of a table: its columns in the order of the inputs, with their scale, and the target.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TableColumns {
+    /// Column that the model predicts.
+    pub target: String,
+    /// Columns of the inputs.
+    pub columns: Vec<TableColumn>,
+}
+
+/// A column: the model reads `(value - mean) * factor`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TableColumn {
+    /// Name in the header line.
+    pub name: String,
+    /// Mean of the training samples.
+    pub mean: f64,
+    /// Inverse of their standard deviation; 0 of a column with one value.
+    pub factor: f64,
+}
+
+impl TableColumns {
+    /// Converts samples with the columns `names`, in any order, to inputs of the model. The target may be among the columns and is not
+    /// read.
+    ///
+    /// # Errors
+    /// A column is missing, unknown or repeated, or a sample has another number of values.
+    pub fn rows(&self, names: &[String], samples: &[&[f32]]) -> Result<Rows, String> {
+        let known = || self.columns.iter().map(|column| column.name.as_str()).collect::<Vec<_>>().join(", ");
+        let is_known = |name: &String| *name == self.target || self.columns.iter().any(|column| column.name == *name);
+        if let Some(name) = names.iter().find(|name| !is_known(name)) {
+            return Err(format!("column {name} is not read by the model; allowed: {}", known()));
+        }
+        if let Some((_, name)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
+            return Err(format!("column {name} occurs twice; allowed: each column once"));
+        }
+        let position = |column: &TableColumn| {
+            let at = names.iter().position(|name| *name == column.name);
+            at.ok_or_else(|| format!("column {} is missing; required: {}", column.name, known()))
+        };
+        let positions = self.columns.iter().map(position).collect::<Result<Vec<_>, _>>()?;
+        let mut rows = Rows { width: self.columns.len(), ..Rows::default() };
+        for (number, sample) in samples.iter().enumerate() {
+            if sample.len() != names.len() {
+                let (values, columns) = (sample.len(), names.len());
+                return Err(format!("samples[{number}] has {values} values; allowed: {columns}, one per column"));
+            }
+            rows.dense.extend(self.columns.iter().zip(&positions).map(|(column, at)| column.scaled(sample[*at])));
+        }
+        Ok(rows)
+    }
+}
+
+impl TableColumn {
+    fn scaled(&self, value: f32) -> f32 {
+        ((f64::from(value) - self.mean) * self.factor) as f32
+    }
+}
 
 /// Most classes of a target.
 const MAX_CLASSES: usize = 10_000;
@@ -50,21 +113,29 @@ impl Dataset {
         if is_class {
             data.classes = data.targets.iter().fold(0, |most, class| most.max(*class as usize + 1));
         }
-        data.standardize();
+        let names = header.iter().enumerate().filter(|(column, _)| *column != at);
+        let names: Vec<String> = names.map(|(_, name)| name.clone()).collect();
+        let columns = data.standardize(names);
+        data.table = Some(TableColumns { target: target.to_owned(), columns });
         Ok(data)
     }
 
-    fn standardize(&mut self) {
+    /// Shifts and scales the columns. Returns what was applied.
+    fn standardize(&mut self, names: Vec<String>) -> Vec<TableColumn> {
         let count = self.training_len();
-        for column in 0..self.features {
+        let mut columns = Vec::with_capacity(names.len());
+        for (column, name) in names.into_iter().enumerate() {
             let at = |sample: usize| f64::from(self.values[sample * self.features + column]);
             let mean = (0..count).map(at).sum::<f64>() / count as f64;
             let variance = (0..count).map(|sample| (at(sample) - mean).powi(2)).sum::<f64>() / count as f64;
             let factor = if variance > 0.0 { variance.sqrt().recip() } else { 0.0 };
+            let scale = TableColumn { name, mean, factor };
             for value in self.values.iter_mut().skip(column).step_by(self.features) {
-                *value = ((f64::from(*value) - mean) * factor) as f32;
+                *value = scale.scaled(*value);
             }
+            columns.push(scale);
         }
+        columns
     }
 }
 
@@ -103,6 +174,22 @@ fn numbers(line: usize, text: &str, header: &[String]) -> Result<Vec<f32>, Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn named_columns_become_the_inputs_that_the_model_was_trained_on() {
+        let text: String = (0..50).fold("a,b,y\n".to_owned(), |text, i| text + &format!("{i},{},{}\n", i * i, i % 2));
+        let data = Dataset::table(text.as_bytes(), "y", true, 1).unwrap();
+        let table = data.table.clone().unwrap();
+        let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let first = sample_at(1, 50, 0) as f32;
+        let rows = table.rows(&names(&["b", "y", "a"]), &[&[first * first, 7.0, first]]).unwrap();
+        assert_eq!(rows.dense, data.row(0), "the same bits in any order of the columns");
+        let fails = |list: &[&str], sample: &[f32]| table.rows(&names(list), &[sample]).unwrap_err();
+        assert_eq!(fails(&["a"], &[1.0]), "column b is missing; required: a, b");
+        assert_eq!(fails(&["a", "b", "c"], &[1.0; 3]), "column c is not read by the model; allowed: a, b");
+        assert_eq!(fails(&["a", "b", "a"], &[1.0; 3]), "column a occurs twice; allowed: each column once");
+        assert_eq!(fails(&["a", "b"], &[1.0]), "samples[0] has 1 values; allowed: 2, one per column");
+    }
 
     #[test]
     fn tables_are_parsed_scaled_and_shuffled_and_errors_name_line_and_column() {

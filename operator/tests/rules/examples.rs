@@ -357,6 +357,26 @@ pub(crate) const ROWS: &[Row] = &[
         r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}}}}"#,
     ),
     run(
+        "spec.replay.checkpoint.location must have exactly one",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"checkpoint":{"location":{}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"checkpoint":{"location":{"url":"s3://models/a"}}}}"#,
+    ),
+    run(
+        "spec.replay.checkpoint.location.path, the folder",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"checkpoint":{"location":{"volume":"v"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"checkpoint":{"location":{"volume":"v","path":"a"}}}}"#,
+    ),
+    run(
+        "spec.replay.checkpoint.location.volume excludes",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"checkpoint":{"location":{"volume":"v","path":"a","region":"us"}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"checkpoint":{"location":{"volume":"v","path":"a"}}}}"#,
+    ),
+    run(
+        "spec.replay.checkpoint.location.secretRef is not",
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"checkpoint":{"location":{"url":"s3://models/a","secretRef":{"name":"s"}}}}}"#,
+        r#"{"clusterRef":{"name":"w"},"kind":"Replay","replay":{"batch":256,"steps":1000,"optimizer":{"kind":"AdamW","rate":0.001},"source":{"synthetic":{}},"model":{"inputs":[{"field":"mask","dim":100}],"layers":[{"dense":1}],"loss":{"kind":"Mse","target":"score"}},"checkpoint":{"location":{"url":"s3://models/{name}"}}}}"#,
+    ),
+    run(
         "kind Job needs the block",
         r#"{"clusterRef":{"name":"w"},"kind":"Job"}"#,
         r#"{"clusterRef":{"name":"w"},"kind":"Job","job":{"image":"a:1","command":["train"]}}"#,

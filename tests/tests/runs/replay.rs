@@ -129,12 +129,16 @@ fn train_from_tables(cluster: &Cluster) {
     assert!(digits["metrics"]["boosted_accuracy"].as_f64() > Some(0.8), "{digits}");
     cluster
         .engram_with(&["predict", "digits", "--input", "-"], "1,2\n")
-        .fails_with(2, &["reads the numbers of a table"]);
+        .fails_with(2, &["reads the numbers of a table", "a header line"]);
     let rows: String = (0..400).map(|row| format!("{row},{},{}\n", row % 7, row / 200)).collect();
     let path = cluster.file("rows.csv", format!("a,b,kind\n{rows}"));
     let source = format!("csv: {{ file: {{ path: {path} }} }}");
     let rows = train(cluster, "rows", table("rows", &source, ("features", 2), "kind"));
     assert!(rows["metrics"]["held_out_accuracy"].as_f64() > Some(0.7), "{rows}");
+    // Named columns in any order, with the scale of the training.
+    let predicted = predict(cluster, "rows", "b,a\n3,5\n3,395\n");
+    assert_eq!((predicted[0]["kind"].as_f64(), predicted[1]["kind"].as_f64()), (Some(0.0), Some(1.0)), "{predicted}");
+    cluster.engram_with(&["predict", "rows", "--input", "-"], "a\n3\n").fails_with(2, &["column b is missing"]);
     let path = cluster.file("gap.csv", "a,b,kind\n1,2,0\n3,,1\n");
     let source = format!("csv: {{ file: {{ path: {path} }} }}");
     let gap = cluster.file("gap.yaml", table("gap", &source, ("features", 2), "kind"));

@@ -273,6 +273,7 @@ impl RunEndpoint {
         let spec: serde_json::Value = serde_json::from_str(&request.get_ref().spec_json).unwrap_or_default();
         let is_stored = spec["kind"] == "Snapshot"
             || !spec["memory"]["source"]["events"]["s3"].is_null()
+            || !spec["replay"]["checkpoint"]["location"].is_null()
             || request.get_ref().credentials.is_some();
         if !is_stored {
             return Ok(());

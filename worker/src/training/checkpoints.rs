@@ -1,11 +1,13 @@
 //! The thread that writes the checkpoints of a member, one at a time.
 
 use super::files::{CheckpointFolder, ModelFiles};
+use super::remote::RemoteCheckpoints;
 use engram_train::Checkpoint;
 
 /// Checkpoints of a member, written by a thread of their own.
 pub(super) struct Checkpoints {
     pub(super) folder: CheckpointFolder,
+    pub(super) remote: Option<RemoteCheckpoints>,
     pub(super) every: u64,
     pub(super) model: ModelFiles,
     pub(super) writer: Option<std::thread::JoinHandle<anyhow::Result<()>>>,
@@ -15,8 +17,8 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts to write a checkpoint, unless the last one is still being written.
-    pub(super) fn start(&mut self, step: u64, checkpoint: Checkpoint) {
+    /// Starts to write a checkpoint, unless the last one is still being written. The first rank (`is_first`) also writes its copy.
+    pub(super) fn start(&mut self, step: u64, checkpoint: Checkpoint, is_first: bool) {
         if self.writer.as_ref().is_some_and(|writer| !writer.is_finished()) {
             tracing::warn!(
                 step,
@@ -28,7 +30,11 @@ impl Checkpoints {
         self.wait();
         self.writing = step;
         let (folder, model) = (self.folder.clone(), self.model.clone());
-        self.writer = Some(std::thread::spawn(move || folder.write(step, &checkpoint, &model)));
+        let remote = self.remote.clone().filter(|_| is_first);
+        self.writer = Some(std::thread::spawn(move || {
+            folder.write(step, &checkpoint, &model)?;
+            remote.map_or(Ok(()), |remote| remote.write(step, &checkpoint, &model))
+        }));
     }
 
     /// Waits for the checkpoint being written.

@@ -10,6 +10,7 @@ use super::host::Key;
 use super::meter::{Meter, Totals, count_priorities};
 use super::priorities::PriorityUpdates;
 use super::reduce::{Connections, ReduceError};
+use super::remote::RemoteCheckpoints;
 use super::serve::Served;
 use super::source::{Source, StepData};
 use super::work::{EngineEvent, Work};
@@ -34,8 +35,6 @@ use xxhash_rust::xxh3::Xxh3;
 const DIGEST_STEPS: u64 = 50;
 /// Name of the digest among the positions in a checkpoint.
 const DIGEST_CURSOR: &str = "digest";
-/// Among the positions in a checkpoint of a model that reads a table.
-pub(super) const TABLE_CURSOR: &str = "table";
 
 /// A rank of a generation of so many members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +91,7 @@ pub(super) struct Start {
     pub(super) connector: Connector,
     pub(super) events: mpsc::Sender<EngineEvent>,
     pub(super) folder: CheckpointFolder,
+    pub(super) remote: Option<RemoteCheckpoints>,
     pub(super) checkpoint_every: u64,
     pub(super) served: Arc<Served>,
     pub(super) warm_start: Option<Vec<u8>>,
@@ -103,7 +103,8 @@ impl Engine {
     /// # Errors
     /// The specification is not valid, or the warm start does not fit.
     pub(super) fn new(start: Start) -> anyhow::Result<Self> {
-        let Start { shared, job, key, ending, connector, events, folder, checkpoint_every, served, warm_start } = start;
+        let Start { shared, job, key, ending, connector, events, folder, remote, checkpoint_every, served, warm_start } =
+            start;
         let mut trainer = job.trainer()?;
         if let Some(weights) = warm_start {
             let loaded = trainer.model_mut().load_safetensors(&weights, engram_neural::Coverage::Matching)?;
@@ -114,7 +115,16 @@ impl Engine {
         }
         let mut position = Position { step: 0, digest: trainer.digest() as u64 };
         let mut written = 0;
-        if let Some((step, checkpoint)) = folder.latest() {
+        let newest = match (folder.latest(), &remote) {
+            (None, Some(remote)) => remote.read()?,
+            (newest, _) => newest,
+        };
+        if let Some((step, checkpoint)) = newest {
+            anyhow::ensure!(
+                step <= job.steps,
+                "spec.replay.steps is {}, but its newest checkpoint is of step {step}; allowed: {step} or more",
+                job.steps
+            );
             let (restored, cursors) = Trainer::restore(&job.spec, &checkpoint)?;
             (trainer, written) = (restored, step);
             position = Position { step, digest: cursors.get(DIGEST_CURSOR).copied().unwrap_or_default() };
@@ -123,7 +133,7 @@ impl Engine {
         let yaml = serde_json::to_string_pretty(&job.spec)?;
         let model = ModelFiles { yaml, python: trainer.model().python_source() };
         let checkpoints =
-            Checkpoints { folder, every: checkpoint_every, model, writer: None, written, writing: written };
+            Checkpoints { folder, remote, every: checkpoint_every, model, writer: None, written, writing: written };
         let updated = job.buffer().filter(|plan| plan.updates_priorities);
         Ok(Self {
             source: Source::new(&shared, Arc::clone(&job), events.clone(), ending),
@@ -225,11 +235,11 @@ impl Engine {
         self.span.1 = Span::none();
         if let (Some(planned), Some(open)) = (self.planned.take(), &self.connections) {
             self.shares = Some((open.generation, planned));
+        }
+        self.meter.add(&report, kept.data.names.len() as u64);
         if let Some(open) = &self.connections {
             self.meter.note_members(open.generation, &open.members);
         }
-        }
-        self.meter.add(&report, kept.data.names.len() as u64);
         if self.meter.is_due() || step == self.job.steps {
             self.publish_progress();
         }
@@ -279,11 +289,12 @@ impl Engine {
     fn snapshot(&self) -> Result<Checkpoint, engram_train::CheckpointError> {
         let (generation, world) =
             self.connections.as_ref().map_or((0, 1), |it| (it.generation, it.members.len() as u32));
-        let mut cursors = BTreeMap::from([(DIGEST_CURSOR.to_owned(), self.position.digest)]);
-        if self.job.is_table() {
-            cursors.insert(TABLE_CURSOR.to_owned(), 1);
+        let cursors = BTreeMap::from([(DIGEST_CURSOR.to_owned(), self.position.digest)]);
+        let checkpoint = self.trainer.checkpoint(generation, world, cursors)?;
+        match self.job.table() {
+            Some(table) => checkpoint.with_table(table),
+            None => Ok(checkpoint),
         }
-        self.trainer.checkpoint(generation, world, cursors)
     }
 
     fn copy(&self, reply: oneshot::Sender<Checkpoint>) {
@@ -305,7 +316,10 @@ impl Engine {
             self.checkpoints.wait();
         }
         match self.snapshot() {
-            Ok(checkpoint) => self.checkpoints.start(step, checkpoint),
+            Ok(checkpoint) => {
+                let is_first = self.connections.as_ref().is_none_or(|open| open.rank == 0);
+                self.checkpoints.start(step, checkpoint, is_first);
+            }
             Err(error) => tracing::error!(error = chain(&error), "failed to copy the training state"),
         }
         let stall = &mut self.meter.progress.checkpoint_stall_seconds;
@@ -356,11 +370,11 @@ impl Engine {
         evaluate_rows(self.trainer.model(), loss, &rows, 0).map_err(|error| chain(&error))
     }
 }
+
 fn baseline(found: &Evaluation) -> v1::TrainingBaseline {
     let Evaluation { squared_error, correlation, accuracy, .. } = *found;
     v1::TrainingBaseline { squared_error, correlation, accuracy }
 }
-
 
 /// Returns an error with its causes.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {

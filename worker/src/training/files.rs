@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 const LATEST: &str = "LATEST";
-const MANIFEST: &str = "manifest.json";
+pub(super) const MANIFEST: &str = "manifest.json";
 const INCOMPLETE: &str = ".incomplete";
 /// Files for users, next to those of the checkpoint itself.
 const MODEL_YAML: &str = "model.yaml";
@@ -24,6 +24,13 @@ const MAX_RUNS: usize = 32;
 pub(super) struct ModelFiles {
     pub(super) yaml: String,
     pub(super) python: String,
+}
+
+impl ModelFiles {
+    /// Returns names and contents.
+    pub(super) fn files(&self) -> [(&'static str, &str); 2] {
+        [(MODEL_YAML, self.yaml.as_str()), (MODEL_PYTHON, self.python.as_str())]
+    }
 }
 
 /// The folder with the checkpoints of one run.
@@ -74,19 +81,23 @@ impl CheckpointFolder {
             self.forget_oldest_runs();
             let incomplete = self.path.join(format!("step-{step}{INCOMPLETE}"));
             remove_folder(&incomplete)?;
+            interruption::point()?;
             fs::create_dir_all(&incomplete).with_context(|| format!("failed to create {}", incomplete.display()))?;
             for (name, bytes) in &checkpoint.files {
                 write_file(&incomplete.join(name), bytes)?;
             }
-            write_file(&incomplete.join(MODEL_YAML), model.yaml.as_bytes())?;
-            write_file(&incomplete.join(MODEL_PYTHON), model.python.as_bytes())?;
+            for (name, text) in model.files() {
+                write_file(&incomplete.join(name), text.as_bytes())?;
+            }
             write_file(&incomplete.join(MANIFEST), &checkpoint.manifest)?;
             sync_folder(&incomplete)?;
+            interruption::point()?;
             fs::rename(&incomplete, &target).with_context(|| format!("failed to rename {}", incomplete.display()))?;
             sync_folder(&self.path)?;
         }
         let latest = self.path.join(format!("{LATEST}{INCOMPLETE}"));
         write_file(&latest, format!("step-{step}\n").as_bytes())?;
+        interruption::point()?;
         fs::rename(&latest, self.path.join(LATEST)).context("failed to rename LATEST")?;
         sync_folder(&self.path)?;
         for old in self.steps().into_iter().filter(|other| *other < step).rev().skip(self.keep.saturating_sub(1)) {
@@ -154,20 +165,27 @@ fn read(folder: &Path) -> anyhow::Result<Checkpoint> {
 
 fn write_file(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let write = || {
+        interruption::point()?;
         let mut file = File::create(path)?;
-        file.write_all(bytes)?;
+        for part in interruption::parts(bytes) {
+            interruption::point()?;
+            file.write_all(part)?;
+        }
+        interruption::point()?;
         file.sync_all()
     };
     write().with_context(|| format!("failed to write {}", path.display()))
 }
 
 fn sync_folder(path: &Path) -> anyhow::Result<()> {
+    interruption::point()?;
     File::open(path)
         .and_then(|folder| folder.sync_all())
         .with_context(|| format!("failed to flush the folder {}", path.display()))
 }
 
 fn remove_folder(path: &Path) -> anyhow::Result<()> {
+    interruption::removal(path)?;
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(error).with_context(|| format!("failed to remove {}", path.display()))
@@ -176,11 +194,103 @@ fn remove_folder(path: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// Points at which a test ends the work on files as the end of the process would.
+#[cfg(not(test))]
+mod interruption {
+    use std::io;
+    use std::path::Path;
+
+    #[expect(clippy::unnecessary_wraps, reason = "fails in tests")]
+    pub(super) const fn point() -> io::Result<()> {
+        Ok(())
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "fails in tests")]
+    pub(super) const fn removal(_path: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub(super) const fn parts(bytes: &[u8]) -> [&[u8]; 1] {
+        [bytes]
+    }
+}
+
+#[cfg(test)]
+mod interruption {
+    use std::cell::Cell;
+    use std::path::Path;
+    use std::{fs, io};
+
+    thread_local! {
+        /// Points until the end; `None` for no end.
+        static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+    }
+
+    /// Ends the work of this thread on files at a point from here.
+    pub(super) fn set(left: Option<u32>) {
+        LEFT.set(left);
+    }
+
+    pub(super) fn point() -> io::Result<()> {
+        match LEFT.get() {
+            Some(0) => Err(io::Error::other("interrupted")),
+            left => {
+                LEFT.set(left.map(|left| left - 1));
+                Ok(())
+            }
+        }
+    }
+
+    /// An interrupted removal has removed a file.
+    pub(super) fn removal(path: &Path) -> io::Result<()> {
+        point()?;
+        point().inspect_err(|_| {
+            let first = fs::read_dir(path).into_iter().flatten().flatten().next();
+            first.into_iter().for_each(|file| drop(fs::remove_file(file.path())));
+        })
+    }
+
+    pub(super) fn parts(bytes: &[u8]) -> [&[u8]; 2] {
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        [first, second]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use engram_memory::RunId;
     use engram_train::{Alone, SummationOrder, Trainer, TrainerSpec};
+
+    /// A save is interrupted at each of its operations on files, as by `kill -9`, and within writes and removals.
+    #[test]
+    fn interrupted_save_leaves_a_checkpoint_that_loads_and_the_next_save_succeeds() {
+        let model = ModelFiles { yaml: "inputs: 3\n".into(), python: "import torch\n".into() };
+        for before in [&[][..], &[10], &[10, 20]] {
+            let interrupted = (0..)
+                .take_while(|&point| {
+                    let state = tempfile::tempdir().unwrap();
+                    let folder = CheckpointFolder::new(state.path(), RunId(7), 5, 1 + before.len() as u64 / 2);
+                    before.iter().for_each(|step| folder.write(*step, &checkpoint(), &model).unwrap());
+                    interruption::set(Some(point));
+                    let written = folder.write(30, &checkpoint(), &model);
+                    interruption::set(None);
+                    let latest = folder.latest();
+                    let allowed: Vec<u64> = before.last().copied().into_iter().chain([30]).collect();
+                    match &latest {
+                        Some((step, found)) => assert!(allowed.contains(step) && *found == checkpoint(), "{point}"),
+                        None => assert!(before.is_empty() && written.is_err(), "{point}"),
+                    }
+                    for step in [30, 40] {
+                        folder.write(step, &checkpoint(), &model).unwrap();
+                        assert_eq!(folder.latest().unwrap().0, step, "{point}");
+                    }
+                    written.is_err()
+                })
+                .count();
+            assert!(interrupted > 30, "{interrupted} operations");
+        }
+    }
 
     fn checkpoint() -> Checkpoint {
         let spec: TrainerSpec = serde_json::from_value(serde_json::json!({

@@ -3,6 +3,7 @@
 use super::connections::{Connector, Generation, Peer};
 use super::engine::{Engine, Start};
 use super::files::CheckpointFolder;
+use super::remote::RemoteCheckpoints;
 use super::serve::Served;
 use super::transfer;
 use super::work::{EngineEvent, Work};
@@ -50,6 +51,7 @@ pub(super) struct Settings {
     pub(super) job: Arc<Job>,
     pub(super) served: Arc<Served>,
     pub(super) warm_start: Option<Vec<u8>>,
+    pub(super) remote: Option<RemoteCheckpoints>,
 }
 
 struct Host {
@@ -79,7 +81,7 @@ struct Host {
 /// # Errors
 /// The specification or the newest checkpoint cannot be used.
 pub(super) async fn start(shared: &Arc<Shared>, settings: Settings) -> anyhow::Result<mpsc::Sender<Inbound>> {
-    let Settings { key, run, job, served, warm_start } = settings;
+    let Settings { key, run, job, served, warm_start, remote } = settings;
     let timing = Timing::new(run.detect_after.as_millis());
     let (events_sender, events) = mpsc::channel(QUEUE);
     let (work, works) = std::sync::mpsc::sync_channel(QUEUE);
@@ -102,6 +104,7 @@ pub(super) async fn start(shared: &Arc<Shared>, settings: Settings) -> anyhow::R
             limit: Duration::from_millis(timing.progress_ms()),
         },
         events: events_sender,
+        remote,
         folder: CheckpointFolder::new(&shared.options.state_dir, key.0, key.1, run.checkpoint.keep),
         checkpoint_every: run.checkpoint.every,
         served,

@@ -23,6 +23,7 @@ mod metrics;
 mod predict;
 mod priorities;
 mod reduce;
+mod remote;
 mod secure;
 mod serve;
 mod service;
@@ -44,6 +45,7 @@ use engram_train::job::Job;
 use files::CheckpointFolder;
 use host::{Inbound, Key, Settings};
 use parking_lot::Mutex;
+use remote::RemoteCheckpoints;
 use serve::Served;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -76,8 +78,12 @@ impl Trainings {
         let table = (!start.table.is_empty()).then_some(&start.table[..]);
         let job = Arc::new(Job::with_table(&run, table)?);
         let warm_start = warm_start(shared, &run)?;
-        let served = Arc::new(Served::new(run.serve_every, job.is_table()));
-        let settings = Settings { key, run, job, served: Arc::clone(&served), warm_start };
+        let served = Arc::new(Served::new(run.serve_every, job.table().cloned()));
+        let remote = match &run.checkpoint.location {
+            Some(location) => Some(RemoteCheckpoints::open(shared, location, &start.name, run.checkpoint.keep).await?),
+            None => None,
+        };
+        let settings = Settings { key, run, job, served: Arc::clone(&served), warm_start, remote };
         let inbox = host::start(shared, settings).await?;
         self.keep_served(key, served);
         members.retain(|_, inbox| !inbox.is_closed());

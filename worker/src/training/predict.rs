@@ -1,11 +1,13 @@
 //! Predictions with the weights of a run on this worker: those of its member, or of its newest checkpoint.
 
-use super::engine::TABLE_CURSOR;
 use super::files::CheckpointFolder;
 use super::serve::Served;
 use crate::shared::Shared;
 use engram_memory::RunId;
+use engram_neural::Model;
 use engram_proto::v1::{self, Problem, ProblemKind};
+use engram_train::job::Rows;
+use engram_train::table::TableColumns;
 use engram_train::{Manifest, Trainer};
 use std::sync::Arc;
 
@@ -33,27 +35,49 @@ pub(crate) async fn predict(
             None => return Ok(None),
         },
     };
-    if served.is_table {
-        let text = "the model of this run reads the numbers of a table; allowed: runs whose source is synthetic or a buffer. model.py loads its \
-                    checkpoint";
-        return Err(invalid(text.to_owned()));
-    }
     let Some(model) = served.model() else { return Ok(None) };
-    let inputs = model.model.inputs() as u32;
-    for (sample, features) in request.samples.iter().enumerate() {
-        if let Some(feature) = features.features.iter().find(|feature| **feature >= inputs) {
-            let text = format!("samples[{sample}]: feature {feature} is not allowed; allowed: 0 to {}", inputs - 1);
-            return Err(invalid(text));
-        }
-    }
-    let samples: Vec<Vec<u32>> = request.samples.iter().map(|it| it.features.clone()).collect();
+    let rows = match &served.table {
+        Some(table) => table_rows(table, request),
+        None => feature_rows(&model.model, request),
+    };
+    let rows = rows.map_err(invalid)?;
+    let target = served.table.as_ref().map_or_else(String::new, |table| table.target.clone());
     let updates = model.updates;
-    let predict = move || model.predict(samples.iter().map(Vec::as_slice));
+    let predict = move || model.predict(&rows);
     let predictions = tokio::task::spawn_blocking(predict).await;
     let predictions = predictions
         .map_err(|error| Problem::of(ProblemKind::Unavailable, error.to_string()))?
         .map_err(|error| invalid(error.to_string()))?;
-    Ok(Some(v1::PredictResponse { predictions, updates }))
+    Ok(Some(v1::PredictResponse { predictions, updates, target }))
+}
+
+/// Returns the inputs of samples with named columns.
+fn table_rows(table: &TableColumns, request: &v1::PredictRequest) -> Result<Rows, String> {
+    if request.columns.is_empty() {
+        let known: Vec<&str> = table.columns.iter().map(|column| column.name.as_str()).collect();
+        let known = known.join(", ");
+        return Err(format!(
+            "the model reads the numbers of a table; required: a header line with the columns {known}"
+        ));
+    }
+    let samples: Vec<&[f32]> = request.samples.iter().map(|sample| &sample.values[..]).collect();
+    table.rows(&request.columns, &samples)
+}
+
+/// Returns the inputs of samples given by their features.
+fn feature_rows(model: &Model, request: &v1::PredictRequest) -> Result<Rows, String> {
+    if let Some(column) = request.columns.first() {
+        return Err(format!(
+            "column {column} is not allowed; allowed: numbers of features, since the model reads no table"
+        ));
+    }
+    let inputs = model.inputs() as u32;
+    for (sample, features) in request.samples.iter().enumerate() {
+        if let Some(feature) = features.features.iter().find(|feature| **feature >= inputs) {
+            return Err(format!("samples[{sample}]: feature {feature} is not allowed; allowed: 0 to {}", inputs - 1));
+        }
+    }
+    Ok(Rows::of_features(model, request.samples.iter().map(|sample| &sample.features[..])))
 }
 
 /// Loads the newest checkpoint of a run.
@@ -61,9 +85,9 @@ async fn load(shared: &Arc<Shared>, run: RunId) -> Option<Arc<Served>> {
     let state_dir = shared.options.state_dir.clone();
     let load = move || {
         let (submitted_ms, checkpoint) = CheckpointFolder::newest_with_time(&state_dir, run)?;
-        let Manifest { spec, cursors, .. } = checkpoint.verify().ok()?;
+        let Manifest { spec, table, .. } = checkpoint.verify().ok()?;
         let (trainer, _) = Trainer::restore(&spec, &checkpoint).ok()?;
-        let served = Arc::new(Served::new(1, cursors.contains_key(TABLE_CURSOR)));
+        let served = Arc::new(Served::new(1, table));
         served.set(&trainer, spec.loss.kind);
         Some((submitted_ms, served))
     };

@@ -3,6 +3,7 @@
 use engram_neural::{BatchError, LossKind, Model};
 use engram_train::Trainer;
 use engram_train::job::{Rows, predict};
+use engram_train::table::TableColumns;
 use parking_lot::RwLock;
 use std::sync::Arc;
 
@@ -11,8 +12,8 @@ use std::sync::Arc;
 pub(super) struct Served {
     current: RwLock<Option<Arc<ServedModel>>>,
     every: u64,
-    /// Whether the model reads numbers of a table rather than features.
-    pub(super) is_table: bool,
+    /// Columns that the model reads, if not features.
+    pub(super) table: Option<TableColumns>,
 }
 
 /// Weights at one step.
@@ -26,8 +27,8 @@ pub(super) struct ServedModel {
 
 impl Served {
     /// Creates it without weights; [`Self::update`] replaces them after `every` updates.
-    pub(super) const fn new(every: u64, is_table: bool) -> Self {
-        Self { current: RwLock::new(None), every, is_table }
+    pub(super) const fn new(every: u64, table: Option<TableColumns>) -> Self {
+        Self { current: RwLock::new(None), every, table }
     }
 
     pub(super) fn set(&self, trainer: &Trainer, loss: LossKind) {
@@ -49,11 +50,11 @@ impl Served {
 }
 
 impl ServedModel {
-    /// Predicts samples given by their features.
+    /// Predicts samples.
     ///
     /// # Errors
     /// A feature is out of range.
-    pub(super) fn predict<'a>(&self, samples: impl Iterator<Item = &'a [u32]>) -> Result<Vec<f32>, BatchError> {
-        predict(&self.model, self.loss, &Rows::of_features(&self.model, samples))
+    pub(super) fn predict(&self, rows: &Rows) -> Result<Vec<f32>, BatchError> {
+        predict(&self.model, self.loss, rows)
     }
 }

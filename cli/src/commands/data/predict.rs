@@ -7,7 +7,7 @@ use crate::target;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode};
 use engram_proto::v1::{PredictRequest, PredictSample};
-use serde::Serialize;
+use serde_json::json;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
@@ -21,39 +21,44 @@ const MAX_BYTES: u64 = 256 << 20;
 #[command(before_help = "Examples:
   engram predict metamodel --input sets.csv      one line per sample, the features that are present: 3,17,42
   echo 3,17,42 | engram predict metamodel --input - -o json
+  engram predict prices --input houses.csv       of a model of a table: a header line with its columns, and a line per sample
 
 While the run trains, its weights are those of a few updates ago (serveEvery); afterwards those of its end.")]
 pub(crate) struct Predict {
     /// Name of the run
     #[arg(value_name = "RUN")]
     run: String,
-    /// File with one sample per line: the numbers of its features, separated by commas; `-` is stdin
+    /// File with one sample per line: the numbers of its features, separated by commas, or a table with a header line; `-` is stdin
     #[arg(long, value_name = "FILE.csv")]
     input: PathBuf,
 }
 
-/// A prediction, for JSON and YAML output.
-#[derive(Serialize)]
-struct Prediction {
-    sample: usize,
-    prediction: f32,
+/// Samples of a file.
+#[derive(Debug)]
+struct Samples {
+    /// Names of the values; empty where samples are features.
+    columns: Vec<String>,
+    samples: Vec<PredictSample>,
 }
 
 pub(crate) async fn run(arguments: &Predict, context: &Context) -> anyhow::Result<ExitCode> {
-    let samples = samples(&read(&arguments.input)?)?;
+    let Samples { columns, samples } = samples(&read(&arguments.input)?)?;
     let client = target::connect(context).await?;
-    let mut predictions = Vec::with_capacity(samples.len());
+    let (mut predictions, mut target) = (Vec::with_capacity(samples.len()), String::new());
     for chunk in samples.chunks(CALL_SAMPLES) {
-        let message = PredictRequest { name: arguments.run.clone(), samples: chunk.to_vec() };
-        predictions.extend(client.predict(message).await?.predictions);
+        let (name, columns) = (arguments.run.clone(), columns.clone());
+        let reply = client.predict(PredictRequest { name, samples: chunk.to_vec(), columns }).await?;
+        predictions.extend(reply.predictions);
+        target = reply.target;
     }
-    let mut table = Table::new(&[">sample", ">prediction"]);
-    let predictions: Vec<Prediction> =
-        predictions.into_iter().enumerate().map(|(sample, prediction)| Prediction { sample, prediction }).collect();
-    for Prediction { sample, prediction } in &predictions {
+    let name = if target.is_empty() { "prediction" } else { &*target };
+    let mut table = Table::new(&[">sample", &format!(">{name}")]);
+    let mut items = Vec::with_capacity(predictions.len());
+    for (sample, prediction) in predictions.into_iter().enumerate() {
         table.row([sample.to_string(), prediction.to_string()]);
+        items.push(json!({ "sample": sample, name: prediction }));
     }
-    context.output.list(&predictions, &table)?;
+    context.output.list(&items, &table)?;
     Ok(ExitCode::Ok)
 }
 
@@ -72,8 +77,47 @@ fn read(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Parses the samples. A line that is empty is a sample without features.
-fn samples(text: &str) -> anyhow::Result<Vec<PredictSample>> {
+/// Parses the samples: a table if its first line has a name, else features.
+fn samples(text: &str) -> anyhow::Result<Samples> {
+    let has_names = text.lines().next().is_some_and(|line| {
+        let cells = || line.split(',').map(str::trim).filter(|cell| !cell.is_empty());
+        cells().next().is_some() && cells().all(|cell| cell.parse::<f64>().is_err())
+    });
+    if has_names {
+        return table_samples(text);
+    }
+    Ok(Samples { columns: Vec::new(), samples: feature_samples(text)? })
+}
+
+/// Parses a table with a header line and a number in every cell.
+fn table_samples(text: &str) -> anyhow::Result<Samples> {
+    let refuse = |message: String| problem(Code::OutOfRange, format!("--input: {message}"));
+    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).from_reader(text.as_bytes());
+    let header = reader.headers().map_err(|error| refuse(error.to_string()))?;
+    let columns: Vec<String> = header.iter().map(str::to_owned).collect();
+    let mut samples = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(|error| refuse(error.to_string()))?;
+        let line = record.position().map_or(0, csv::Position::line);
+        if record.len() != columns.len() {
+            let (cells, columns) = (record.len(), columns.len());
+            return Err(refuse(format!(
+                "line {line} has {cells} cells; allowed: {columns}, the columns of the header"
+            )));
+        }
+        let number = |(name, cell): (&String, &str)| {
+            let parsed = cell.parse::<f32>().ok().filter(|number| number.is_finite());
+            let cell = if cell.is_empty() { "missing" } else { cell };
+            parsed.ok_or_else(|| refuse(format!("line {line}, column {name}: {cell}; allowed: a number")))
+        };
+        let values = columns.iter().zip(&record).map(number).collect::<anyhow::Result<_>>()?;
+        samples.push(PredictSample { values, ..PredictSample::default() });
+    }
+    Ok(Samples { columns, samples })
+}
+
+/// Parses samples given by their features. A line that is empty is a sample without features.
+fn feature_samples(text: &str) -> anyhow::Result<Vec<PredictSample>> {
     let line = |(number, line): (usize, &str)| {
         let fields = line.split(',').map(str::trim).filter(|field| !field.is_empty());
         let feature = |field: &str| {
@@ -84,7 +128,7 @@ fn samples(text: &str) -> anyhow::Result<Vec<PredictSample>> {
                 problem(Code::OutOfRange, message)
             })
         };
-        Ok(PredictSample { features: fields.map(feature).collect::<anyhow::Result<_>>()? })
+        Ok(PredictSample { features: fields.map(feature).collect::<anyhow::Result<_>>()?, ..PredictSample::default() })
     };
     text.lines().enumerate().map(line).collect()
 }
@@ -95,9 +139,19 @@ mod tests {
 
     #[test]
     fn lines_are_samples_and_other_text_is_refused_with_its_line() {
-        let read = samples("3, 17,42\n\n5\n").unwrap();
+        let read = samples("3, 17,42\n\n5\n").unwrap().samples;
         assert_eq!(read.iter().map(|it| it.features.clone()).collect::<Vec<_>>(), [vec![3, 17, 42], vec![], vec![5]]);
         let refused = samples("1,2\n3,x\n").unwrap_err().to_string();
         assert!(refused.contains("line 2 has x"), "{refused}");
+    }
+
+    #[test]
+    fn a_header_line_names_the_values_of_a_table() {
+        let read = samples("size,\"rooms, all\"\n80.5,3\n100,4\n").unwrap();
+        assert_eq!(read.columns, ["size", "rooms, all"]);
+        assert_eq!(read.samples.iter().map(|it| it.values.clone()).collect::<Vec<_>>(), [[80.5, 3.0], [100.0, 4.0]]);
+        let fails = |text: &str| samples(text).unwrap_err().to_string();
+        assert!(fails("a,b\n1,2\n3,\n").contains("line 3, column b: missing"), "{}", fails("a,b\n1,2\n3,\n"));
+        assert!(fails("a,b\n1\n").contains("line 2 has 1 cells"));
     }
 }

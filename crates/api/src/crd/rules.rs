@@ -419,6 +419,7 @@ pub(crate) fn run() -> Vec<Rule> {
     ]);
     rules.extend(job());
     rules.extend(one_location("spec.snapshot"));
+    rules.extend(one_location("spec.replay.checkpoint.location"));
     rules.extend(unsupported::RUN.iter().map(unsupported));
     rules
 }

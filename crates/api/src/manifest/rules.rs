@@ -51,6 +51,7 @@ pub(super) fn run(source: &str, document: &Node, capacity: Option<i128>) -> Vec<
     let mut rules = Rules { source, document, problems: Vec::new() };
     rules.block_of_kind();
     rules.snapshot("spec.snapshot");
+    rules.snapshot("spec.replay.checkpoint.location");
     rules.events();
     DATA_FILES.iter().for_each(|at| rules.data_file(at));
     rules.tropical();

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{BufferSource, DataFile, SampleExample};
 use crate::manifest_enum::words;
 use crate::quantity::Duration;
+use crate::snapshot::SnapshotLocation;
 
 /// Default steps between two checkpoints.
 pub const CHECKPOINT_STEPS: u64 = 1_000;
@@ -526,10 +527,14 @@ pub struct ReplayCheckpoint {
     /// Number of checkpoints kept on each worker, 1 to 100.
     #[schemars(range(min = 1, max = 100))]
     pub keep: u64,
+    /// Object storage or a volume to which the first worker of the group copies each checkpoint. A run that starts without a checkpoint on the
+    /// workers continues with the newest one there, also on another cluster. Workers use the credentials of their environment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub location: Option<SnapshotLocation>,
 }
 
 impl Default for ReplayCheckpoint {
     fn default() -> Self {
-        Self { every: CHECKPOINT_STEPS, keep: 2 }
+        Self { every: CHECKPOINT_STEPS, keep: 2, location: None }
     }
 }
