@@ -334,7 +334,9 @@ class _Hooks:
         if part:
             self.buckets.append(_Bucket(part))
         self.where = {id(it): (bucket, view) for bucket in self.buckets for it, view in bucket.views(bucket.sums)}
-        self.handles = [it.register_post_accumulate_grad_hook(self.ready) for _, it in parameters]
+        # PyTorch declares no types for the registration.
+        tensors: list[Any] = [it for _, it in parameters]
+        self.handles = [it.register_post_accumulate_grad_hook(self.ready) for it in tensors]
         self.is_accumulating = False
         self.begin()
 
@@ -417,7 +419,9 @@ class _Ddp:
 
     def start(self, model: torch.nn.Module) -> torch.nn.Module:
         if not dist.is_initialized():
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            # A public name that the types of PyTorch do not export.
+            store: Any = getattr(dist, "HashStore")
+            dist.init_process_group("gloo", store=store(), rank=0, world_size=1)
         if dist.get_world_size() != 1:
             raise invalid(f"the default process group has {dist.get_world_size()} processes; allowed with ddp: 1, the group does the rest")
         cap = self.bucket_bytes / 2**20
@@ -430,7 +434,7 @@ class _Ddp:
     def stop(self) -> None:
         pass
 
-    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         sums, parameters = bucket.buffer(), bucket.parameters()
         key = _hash("\n".join(self.names[id(parameter)] for parameter in parameters), 4)
         if key not in self.reduced:

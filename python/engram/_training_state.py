@@ -45,7 +45,9 @@ def _restore(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    # Before Python 3.12 the types do not say that an array is a buffer.
+    data: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return memoryview(data)
 
 
 def _parts(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> Iterator[tuple[str, Any]]:

@@ -70,7 +70,8 @@ class Model:
         if not math.isfinite(ppb):
             raise invalid(f"ppb is {ppb}; allowed: finite numbers")
         spectra = [_engram.GeodesicTrainer.predict(trainer, float(ppb)) for trainer in self._trainers]
-        return np.mean(spectra, axis=0)
+        mean: F64 = np.mean(spectra, axis=0)
+        return mean
 
     def invert(self, spectrum: object, *, confidence: float = 0.9) -> Inversion:
         """Estimates the concentration of a spectrum on the wavelengths ``nm``, with an interval.
