@@ -1,4 +1,6 @@
-//! `engram profile`: timeline and bottleneck analysis of a worker's devices.
+//! `engram profile`: timeline and bottleneck analysis of a worker's devices, or of a run.
+
+mod run;
 
 use crate::context::Context;
 use crate::error::failure;
@@ -13,32 +15,37 @@ use engram_proto::v1::{self, ProfileKind};
 use engram_proto::{MAX_PROFILE_MS, MAX_PROFILE_SPANS};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Allowed recording time in seconds.
 const SECONDS: std::ops::RangeInclusive<f64> = 0.01..=MAX_PROFILE_MS as f64 / 1e3;
 /// Limit on distinct span names, which are leaked: bounds memory for a malformed response.
 const MAX_NAMES: usize = 1_000;
 
-/// Profile the devices of a worker and report the bottleneck
+/// Default of `--seconds`.
+const DEFAULT_SECONDS: f64 = 5.0;
+
+/// Profile the devices of a worker, or a run, and report the bottleneck
 #[derive(Debug, clap::Args)]
 #[command(before_help = "Examples:
   engram profile                            record worker 0 for 5 seconds to profile-0.json
   engram profile 2 --seconds 20
-  engram profile --trace rank.json -o json | jq .bottleneck
+  engram profile --to rank.json -o json | jq .bottleneck
   engram -n research profile 1              a worker in Kubernetes
+  engram profile digits --to digits.html    a run: what each worker did, and what the run waited for
 
-Open the trace with https://ui.perfetto.dev. Recording a GPU synchronizes after every kernel, which slows it down.")]
+Open a trace with https://ui.perfetto.dev. Recording a GPU synchronizes after every kernel, which slows it down. A run of kind Tropical, Fisher or \
+Geodesic records its timeline itself, stage by stage; a run of kind Replay has figures of its steps.")]
 pub(crate) struct Profile {
-    /// Number of the worker
-    #[arg(value_name = "WORKER", default_value_t = 0)]
-    worker: u32,
-    /// Recording time in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
-    seconds: f64,
-    /// Output file for the timeline in Chrome trace format [default: profile-WORKER.json]
-    #[arg(long, value_name = "FILE")]
-    trace: Option<PathBuf>,
+    /// Number of a worker, or name of a run
+    #[arg(value_name = "WORKER_OR_RUN", default_value = "0")]
+    subject: String,
+    /// Recording time in seconds, for a worker [default: 5]
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<f64>,
+    /// Output file for the timeline in Chrome trace format; for a run also as a page, if it ends in .html [default for a worker: profile-WORKER.json]
+    #[arg(long, value_name = "FILE", alias = "trace")]
+    to: Option<PathBuf>,
 }
 
 /// Result for JSON and YAML output.
@@ -92,8 +99,19 @@ struct BottleneckAnalysis {
 }
 
 pub(crate) async fn run(arguments: &Profile, context: &Context) -> anyhow::Result<ExitCode> {
-    let Profile { worker, seconds, trace } = arguments;
-    if !SECONDS.contains(seconds) {
+    let Profile { subject, seconds, to } = arguments;
+    match subject.parse::<u32>() {
+        Ok(worker) => profile_worker(worker, seconds.unwrap_or(DEFAULT_SECONDS), to.as_deref(), context).await,
+        Err(_) if seconds.is_some() => {
+            let message = "--seconds is for workers: a run records its timeline itself";
+            Err(failure(ExitCode::Usage, message))
+        }
+        Err(_) => run::profile(subject, to.as_deref(), context).await,
+    }
+}
+
+async fn profile_worker(worker: u32, seconds: f64, to: Option<&Path>, context: &Context) -> anyhow::Result<ExitCode> {
+    if !SECONDS.contains(&seconds) {
         let message = format!("--seconds is {seconds}; allowed: {} to {} seconds", SECONDS.start(), SECONDS.end());
         return Err(failure(ExitCode::Usage, message));
     }
@@ -103,7 +121,7 @@ pub(crate) async fn run(arguments: &Profile, context: &Context) -> anyhow::Resul
         let message = "this command needs the admin port of a worker, and --address names client ports only; use --cluster, --state-dir or --namespace";
         return Err(failure(ExitCode::Usage, message));
     }
-    let Some((_, endpoint)) = admin_endpoints.iter().find(|(ordinal, _)| ordinal == worker) else {
+    let Some((_, endpoint)) = admin_endpoints.iter().find(|(ordinal, _)| *ordinal == worker) else {
         let existing: Vec<String> = admin_endpoints.iter().map(|(ordinal, _)| ordinal.to_string()).collect();
         return Err(failure(
             ExitCode::NotFound,
@@ -115,10 +133,10 @@ pub(crate) async fn run(arguments: &Profile, context: &Context) -> anyhow::Resul
     let reply = admin::profile(endpoint, request).await?;
     let tracks = tracks(reply)?;
 
-    let path = trace.clone().unwrap_or_else(|| PathBuf::from(format!("profile-{worker}.json")));
+    let path = to.map_or_else(|| PathBuf::from(format!("profile-{worker}.json")), Path::to_path_buf);
     OutputFile::write(&path, chrome_trace(&tracks).as_bytes())
         .with_context(|| format!("failed to write {}", path.display()))?;
-    let report = report(*worker, *seconds, path.display().to_string(), &tracks);
+    let report = report(worker, seconds, path.display().to_string(), &tracks);
     if context.output.is_structured() {
         context.output.value(&serde_json::to_value(&report)?)?;
         return Ok(ExitCode::Ok);

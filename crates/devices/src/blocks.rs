@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 pub struct Load {
     /// Items whose results count.
     pub items: usize,
+    /// Memory of these items, as planned.
+    pub bytes: u64,
     /// Time in kernels, lost ones included.
     pub busy: Duration,
 }
@@ -117,6 +119,7 @@ impl<R: Send> Shared<R> {
                         let block = begin / state.distribution.work().block;
                         state.results[block] = Some(result);
                         state.loads[index].items += count;
+                        state.loads[index].bytes += count as u64 * state.distribution.work().bytes_per_item;
                     }
                 }
                 Ok(Some(Err(error))) => return self.fail(state, self.kernel_error(device, error.to_string())),

@@ -92,11 +92,19 @@ fn push(subtrees: &mut Vec<PartialSum>, mut subtree: PartialSum) {
     subtrees.push(subtree);
 }
 
+/// Merges the sums of consecutive subtrees, in any order, into the maximal ones: what one worker returns for the blocks of its devices.
+pub fn merge_subtrees(mut parts: Vec<PartialSum>) -> Vec<PartialSum> {
+    parts.sort_by_key(|part| part.index << part.level);
+    let mut subtrees = Vec::new();
+    parts.into_iter().for_each(|part| push(&mut subtrees, part));
+    subtrees
+}
+
 /// Combines the partial sums of all workers, in any order, into the Fisher matrix: the last step divides by the number of samples.
 ///
 /// # Errors
 /// No samples; sums of another size; leaves that are missing or covered twice.
-pub fn combine(mut parts: Vec<PartialSum>, parameters: usize, samples: u64) -> Result<FisherMatrix, Error> {
+pub fn combine(parts: Vec<PartialSum>, parameters: usize, samples: u64) -> Result<FisherMatrix, Error> {
     if samples == 0 {
         return Err(Error::Range { name: "samples", value: 0.0, allowed: "at least 1" });
     }
@@ -114,9 +122,7 @@ pub fn combine(mut parts: Vec<PartialSum>, parameters: usize, samples: u64) -> R
     if let Some(leaf) = covered.iter().position(|&times| times != 1) {
         return Err(Error::Coverage { leaf, times: covered[leaf] });
     }
-    parts.sort_by_key(|part| part.index << part.level);
-    let mut subtrees = Vec::new();
-    parts.into_iter().for_each(|part| push(&mut subtrees, part));
+    let mut subtrees = merge_subtrees(parts);
     let root = subtrees.pop().filter(|root| root.level == LEAVES.trailing_zeros() && subtrees.is_empty());
     let mut entries = root.expect("aligned subtrees that cover every leaf once merge into the root").sums;
     entries.iter_mut().for_each(|entry| *entry /= samples as f64);

@@ -113,7 +113,7 @@ impl Assignment {
 
 /// Assigns every partition to a device.
 ///
-/// Takes some hundred microseconds for a thousand partitions (`cargo xtask bench device`).
+/// Takes some hundred microseconds for a thousand partitions (`cargo xtask bench devices`).
 ///
 /// ```
 /// use engram_kernels::partitioner::{Resource, Size, Strategy, assign};

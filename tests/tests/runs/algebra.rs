@@ -36,6 +36,7 @@ fn max_plus_and_fisher_runs_give_the_same_bits_on_one_and_two_workers() {
             cluster.engram(&["run", &file]).exits_with(0);
             let outputs: BTreeMap<String, Value> =
                 runs(&cluster).into_iter().map(|run| (run["name"].to_string(), run["outputs"].clone())).collect();
+            check_profile(&cluster, workers);
             cluster.stop();
             serde_json::to_value(outputs).expect("names are strings")
         })
@@ -44,4 +45,28 @@ fn max_plus_and_fisher_runs_give_the_same_bits_on_one_and_two_workers() {
     for name in ["decodeDigest", "classifyWinner", "fisherDigest", "digest"] {
         assert!(outputs[0].to_string().contains(&format!("\"{name}\":")), "{name} is missing: {}", outputs[0]);
     }
+}
+
+/// The timeline of a run names the workers, the driver and a bottleneck.
+fn check_profile(cluster: &Cluster, workers: u32) {
+    let file = |name: &str| cluster.folder().join(name).display().to_string();
+    let profile = cluster.engram(&["profile", "information", "--to", &file("run.html"), "-o", "json"]).exits_with(0);
+    let profile = profile.json();
+    let devices: Vec<&str> =
+        profile["devices"].as_array().expect("a list").iter().filter_map(|it| it["device"].as_str()).collect();
+    assert!(devices.contains(&"driver") && devices.len() <= workers as usize + 1, "{profile}");
+    assert!(devices.iter().any(|device| device.starts_with("worker ")), "{profile}");
+    assert!(profile["bottleneck"].is_string() && profile["lost"] == 0, "{profile}");
+    let page = std::fs::read_to_string(file("run.html")).expect("a page");
+    assert!(page.contains("train the classifier") && page.contains("spectrum") && page.contains("bottleneck: "));
+
+    let text = cluster.engram(&["profile", "max-plus", "--to", &file("run.json")]).exits_with(0);
+    assert!(text.stdout.contains("driver") && text.stdout.contains("bottleneck: "), "{}", text.stdout);
+    let trace = std::fs::read_to_string(file("run.json")).expect("a trace");
+    let trace: Value = serde_json::from_str(&trace).expect("JSON");
+    let named =
+        |name: &str| trace["traceEvents"].as_array().expect("events").iter().any(|it| it["args"]["name"] == name);
+    assert!(named("driver"), "{trace}");
+    cluster.engram(&["profile", "max-plus", "--seconds", "1"]).fails_with(2, &["--seconds is for workers"]);
+    cluster.engram(&["profile", "missing"]).fails_with(3, &["run missing not found"]);
 }

@@ -27,7 +27,10 @@ impl Report {
         let unknown = || format!("the report of run {name} has an unknown format");
         let value: Value = serde_json::from_str(&json).with_context(unknown)?;
         if value["kind"] == TaskReport::KIND {
-            return Ok(Self::Tasks(Box::new(serde_json::from_value(value).with_context(unknown)?)));
+            let mut report: TaskReport = serde_json::from_value(value).with_context(unknown)?;
+            // `engram profile` shows it; it can be as long as the rest of the report.
+            report.timeline.clear();
+            return Ok(Self::Tasks(Box::new(report)));
         }
         Ok(Self::Learning(serde_json::from_str(&json).with_context(unknown)?))
     }

@@ -19,6 +19,7 @@ mod random;
 mod record;
 mod registry;
 mod samples;
+mod timeline;
 mod training;
 mod tropical;
 mod wire;
@@ -27,9 +28,10 @@ pub use assignment::{Assignment, AssignmentAction, AssignmentEvent, MAX_LOSSES, 
 pub use federated::federated_page;
 pub use fisher::FisherTasks;
 pub use local::run_locally;
-pub use record::{CorruptRow, RecordedTasks, TaskReport, TaskSummary, page_row, result_row};
+pub use record::{CorruptRow, RecordedTasks, TaskReport, TaskSummary, page_row, result_row, timeline_row};
 pub use registry::task_run;
 pub use samples::digits_table;
+pub use timeline::{TimelineKind, TimelineRow, TimelineSpan, timeline_page};
 pub use training::training_page;
 pub use tropical::TropicalTasks;
 

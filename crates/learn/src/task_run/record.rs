@@ -1,6 +1,6 @@
 //! What the record of a run holds about its tasks: a row per result, and the findings.
 
-use super::{StageResults, TaskFindings};
+use super::{StageResults, TaskFindings, TimelineSpan};
 use crate::run::RunState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -10,6 +10,8 @@ use xxhash_rust::xxh3::Xxh3;
 const FORMAT: u8 = 1;
 /// Stage of the row that holds the report page.
 const PAGE_STAGE: u32 = u32::MAX;
+/// Stage of the rows that hold the timelines of stages.
+const TIMELINE_STAGE: u32 = u32::MAX - 1;
 
 /// Small part of the findings of a run, kept in its state.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -28,6 +30,8 @@ pub struct TaskSummary {
 pub struct RecordedTasks {
     results: BTreeMap<(u32, u32), Vec<u8>>,
     page: Option<Vec<u8>>,
+    /// Compressed timelines of stages.
+    timelines: Vec<Vec<u8>>,
 }
 
 /// The rows of a run of tasks cannot be read.
@@ -47,6 +51,8 @@ impl RecordedTasks {
             let (stage, index) = (u32::from_le_bytes([*s0, *s1, *s2, *s3]), u32::from_le_bytes([*i0, *i1, *i2, *i3]));
             if stage == PAGE_STAGE {
                 recorded.page = Some(content.to_vec());
+            } else if stage == TIMELINE_STAGE {
+                recorded.timelines.push(content.to_vec());
             } else {
                 recorded.insert(stage, index, content.to_vec());
             }
@@ -101,6 +107,20 @@ impl RecordedTasks {
         let bytes = zstd::decode_all(&page[..]).map_err(|_| CorruptRow)?;
         String::from_utf8(bytes).map(Some).map_err(|_| CorruptRow)
     }
+
+    /// Returns the timeline of all complete stages.
+    ///
+    /// # Errors
+    /// It is damaged.
+    pub fn timeline(&self) -> Result<Vec<TimelineSpan>, CorruptRow> {
+        let mut spans = Vec::new();
+        for row in &self.timelines {
+            let bytes = zstd::decode_all(&row[..]).map_err(|_| CorruptRow)?;
+            let stage: Vec<TimelineSpan> = serde_json::from_slice(&bytes).map_err(|_| CorruptRow)?;
+            spans.extend(stage);
+        }
+        Ok(spans)
+    }
 }
 
 /// Returns the row of a result.
@@ -112,6 +132,13 @@ pub fn result_row(stage: u32, index: u32, result: &[u8]) -> Vec<u8> {
 pub fn page_row(page: &str) -> Vec<u8> {
     let compressed = zstd::encode_all(page.as_bytes(), 0).expect("memory can be written");
     result_row(PAGE_STAGE, 0, &compressed)
+}
+
+/// Returns the row of the timeline of a stage.
+pub fn timeline_row(stage: u32, spans: &[TimelineSpan]) -> Vec<u8> {
+    let json = serde_json::to_vec(spans).expect("spans have string keys and finite numbers");
+    let compressed = zstd::encode_all(&json[..], 0).expect("memory can be written");
+    result_row(TIMELINE_STAGE, stage, &compressed)
 }
 
 impl TaskSummary {
@@ -146,6 +173,9 @@ pub struct TaskReport {
     pub findings: TaskSummary,
     /// The report page; empty until the run has succeeded.
     pub page: String,
+    /// What workers and drivers did in the complete stages; empty for kinds without tasks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub timeline: Vec<TimelineSpan>,
 }
 
 impl TaskReport {
@@ -159,6 +189,7 @@ impl TaskReport {
     /// # Errors
     /// The report page is damaged.
     pub fn new(state: &RunState, rows: &[Vec<u8>], cluster: &str) -> Result<Self, CorruptRow> {
+        let recorded = RecordedTasks::read(rows)?;
         Ok(Self {
             api_version: Self::API_VERSION.into(),
             kind: Self::KIND.into(),
@@ -168,13 +199,15 @@ impl TaskReport {
             tasks: state.done,
             elapsed_seconds: state.elapsed_ms as f64 / 1_000.0,
             findings: state.tasks.clone().unwrap_or_default(),
-            page: RecordedTasks::read(rows)?.page()?.unwrap_or_default(),
+            page: recorded.page()?.unwrap_or_default(),
+            timeline: recorded.timeline()?,
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::TimelineKind;
     use super::*;
 
     #[test]
@@ -190,5 +223,24 @@ mod tests {
         let other = RecordedTasks::read(&[result_row(1, 0, b"C"), result_row(0, 1, b"b"), result_row(0, 0, b"a")]);
         assert_ne!(other.unwrap().digest(), recorded.digest());
         assert_eq!(RecordedTasks::read(&[b"{}".to_vec()]), Err(CorruptRow));
+    }
+
+    #[test]
+    fn timeline_is_kept_apart_from_the_results() {
+        let span = |stage, worker| TimelineSpan {
+            worker,
+            kind: TimelineKind::Task,
+            name: "fold 1".into(),
+            stage,
+            begin_us: 5,
+            end_us: 7,
+            lost: stage == 1,
+        };
+        let (first, second) = ([span(0, Some(3)), span(0, None)], [span(1, Some(0))]);
+        let rows = [result_row(0, 0, b"a"), timeline_row(0, &first), timeline_row(1, &second)];
+        let recorded = RecordedTasks::read(&rows).unwrap();
+        assert_eq!(recorded.timeline().unwrap(), [&first[..], &second].concat());
+        assert_eq!(recorded.len(), 1);
+        assert_eq!(recorded.digest(), RecordedTasks::read(&rows[..1]).unwrap().digest(), "times are no result");
     }
 }

@@ -1,16 +1,18 @@
 //! Calls of a driver to the workers that execute its tasks.
 
+use super::timeline::Timeline;
 use crate::shared::Shared;
 use engram_api::Code;
 use engram_client::Client;
-use engram_learn::task_run::Task;
+use engram_learn::task_run::{Task, TimelineKind};
 use engram_memory::{Ordinal, RunId};
 use engram_proto::answers;
 use engram_proto::v1::run_task_response::Event;
 use engram_proto::v1::{self, ProblemKind};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 use tokio::task::{AbortHandle, JoinSet};
 
 /// How a call ended.
@@ -51,10 +53,20 @@ struct Call {
     /// Distinguishes the call from earlier ones to the same worker.
     number: u64,
     task: usize,
-    /// Bits of the completed fraction.
-    fraction: Arc<AtomicU64>,
+    name: String,
+    started: Instant,
+    progress: Arc<Progress>,
     future: AbortHandle,
     result: Option<Vec<u8>>,
+}
+
+/// What a call has reported.
+#[derive(Default)]
+struct Progress {
+    /// Bits of the completed fraction.
+    fraction: AtomicU64,
+    /// When the worker began to execute the task.
+    accepted: OnceLock<Instant>,
 }
 
 /// Calls in flight; dropping this ends them, and with them the tasks.
@@ -63,12 +75,18 @@ pub(super) struct Calls {
     /// A request without task.
     template: v1::RunTaskRequest,
     next_number: u64,
+    pub(super) timeline: Timeline,
     by_worker: BTreeMap<u32, Call>,
     futures: JoinSet<(u32, u64, End)>,
 }
 
 impl Calls {
-    pub(super) fn new(shared: &Shared, run: RunId, spec_json: &str, data: Option<Vec<u8>>) -> Self {
+    pub(super) fn new(
+        shared: &Shared,
+        (run, spec_json): (RunId, &str),
+        data: Option<Vec<u8>>,
+        timeline: Timeline,
+    ) -> Self {
         let template = v1::RunTaskRequest {
             run: answers::identity(run.0),
             spec_json: spec_json.to_owned(),
@@ -76,7 +94,7 @@ impl Calls {
             ..v1::RunTaskRequest::default()
         };
         let peers = shared.peers.clone();
-        Self { peers, template, next_number: 0, by_worker: BTreeMap::new(), futures: JoinSet::new() }
+        Self { peers, template, next_number: 0, timeline, by_worker: BTreeMap::new(), futures: JoinSet::new() }
     }
 
     /// Starts a task on a worker without a call.
@@ -86,19 +104,30 @@ impl Calls {
             input: content.input.clone().into(),
             ..self.template.clone()
         };
-        let (number, fraction) = (self.next_number, Arc::new(AtomicU64::new(0)));
+        let (number, progress) = (self.next_number, Arc::new(Progress::default()));
         self.next_number += 1;
-        let (peers, progress) = (self.peers.clone(), Arc::clone(&fraction));
+        let (peers, reported) = (self.peers.clone(), Arc::clone(&progress));
         let future =
-            self.futures.spawn(async move { (worker, number, call(&peers, worker, request, &progress).await) });
-        self.by_worker.insert(worker, Call { number, task, fraction, future, result: None });
+            self.futures.spawn(async move { (worker, number, call(&peers, worker, request, &reported).await) });
+        let (name, started) = (content.name.clone(), Instant::now());
+        self.by_worker.insert(worker, Call { number, task, name, started, progress, future, result: None });
     }
 
     /// Ends the call to a worker.
     pub(super) fn abandon(&mut self, worker: u32) {
         if let Some(call) = self.by_worker.remove(&worker) {
             call.future.abort();
+            self.add_spans(worker, &call);
+            self.timeline.lose(worker);
         }
+    }
+
+    /// Adds the transfer and the execution of a call that ends now; a task that was not accepted has neither.
+    fn add_spans(&mut self, worker: u32, call: &Call) {
+        let Some(&accepted) = call.progress.accepted.get() else { return };
+        let transfer = (call.started, accepted);
+        self.timeline.add(Some(worker), TimelineKind::Transfer, &call.name, transfer);
+        self.timeline.add(Some(worker), TimelineKind::Task, &call.name, (accepted, Instant::now()));
     }
 
     /// Waits for the end of a call. Can be dropped at any await.
@@ -119,13 +148,17 @@ impl Calls {
     }
 
     fn end(&mut self, worker: u32, end: End) -> Outcome {
-        let call = self.by_worker.get_mut(&worker).expect("checked by the caller");
+        let mut call = self.by_worker.remove(&worker).expect("checked by the caller");
         let task = call.task;
+        self.add_spans(worker, &call);
         if let End::Result(result) = end {
             call.result = Some(result);
+            self.by_worker.insert(worker, call);
             return Outcome::Finished { worker };
         }
-        self.by_worker.remove(&worker);
+        if matches!(end, End::Lost(_)) {
+            self.timeline.lose(worker);
+        }
         match end {
             End::Failed { code, message } => Outcome::Failed { task, code, message },
             End::Refused(reason) => Outcome::Refused { worker, task, reason },
@@ -141,12 +174,12 @@ impl Calls {
 
     /// Returns the completed fraction of the task of a worker.
     pub(super) fn fraction(&self, worker: u32) -> f64 {
-        self.by_worker.get(&worker).map_or(0.0, |call| f64::from_bits(call.fraction.load(Ordering::Relaxed)))
+        self.by_worker.get(&worker).map_or(0.0, |call| f64::from_bits(call.progress.fraction.load(Ordering::Relaxed)))
     }
 }
 
 /// Executes a task on a worker.
-async fn call(peers: &Client, worker: u32, request: v1::RunTaskRequest, progress: &AtomicU64) -> End {
+async fn call(peers: &Client, worker: u32, request: v1::RunTaskRequest, progress: &Progress) -> End {
     let mut reports = match peers.run_task(Ordinal(worker), request).await {
         Ok(reports) => reports,
         Err(error) => return End::Refused(error.to_string()),
@@ -156,7 +189,8 @@ async fn call(peers: &Client, worker: u32, request: v1::RunTaskRequest, progress
         match reports.next().await {
             Ok(Event::Progress(fraction)) => {
                 accepted = true;
-                progress.store(fraction.clamp(0.0, 1.0).to_bits(), Ordering::Relaxed);
+                progress.accepted.get_or_init(Instant::now);
+                progress.fraction.store(fraction.clamp(0.0, 1.0).to_bits(), Ordering::Relaxed);
             }
             Ok(Event::Result(result)) => return End::Result(result.into()),
             Ok(Event::Failure(failure)) => {

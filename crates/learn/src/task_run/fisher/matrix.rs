@@ -1,11 +1,25 @@
 //! Scores of samples, and their sums over a shard.
 
 use super::{FisherTasks, information};
-use crate::task_run::fit::{Classifier, softmax};
+use crate::task_run::fit::{Classifier, failed, softmax};
 use crate::task_run::wire::put_f64;
 use crate::task_run::{TaskContext, TaskError};
 use engram_api::FisherForm;
-use engram_information::{LEAVES, leaf_range, partial_sums};
+use engram_devices::{ComputeDevice, Distribution, Work, run_blocks};
+use engram_information::{LEAVES, PartialSum, leaf_range, merge_subtrees, partial_sums};
+use engram_kernels::partitioner::Strategy;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Time limit of a shard, which ends a task that would block its worker permanently.
+const LIMIT: Duration = Duration::from_secs(24 * 3_600);
+
+/// Rows of scores of a shard that are done, over all blocks, and their number.
+struct Progress {
+    done: AtomicUsize,
+    rows: usize,
+}
 
 impl FisherTasks {
     /// Returns the rows of scores per sample: one per class for the model Fisher, one for the empirical one.
@@ -31,31 +45,63 @@ impl FisherTasks {
         if shard >= self.shards || parameters.len() != self.parameters {
             return Err(TaskError::Failed("failed to decode the input of a shard".to_owned()));
         }
+        let width = LEAVES / self.shards;
+        let threads = context.threads().max(1);
+        let devices: Vec<_> = (0..threads).map(|number| ComputeDevice::new(format!("thread {number}"))).collect();
+        let resources: Vec<_> = devices.iter().map(ComputeDevice::resource).collect();
+        // Aligned blocks, so that each is one subtree.
+        let block = (width / (2 * threads).next_power_of_two()).max(1);
+        let work = Work { kernel: "Fisher sums", items: width, block, bytes_per_item: 0 };
+        let distribution = Distribution::new(work, Strategy::Balanced, &resources).map_err(failed)?;
+        let samples = self.data.select(&self.split.all_but_test());
+        let progress =
+            Progress { done: AtomicUsize::new(0), rows: self.rows_of(shard * width..(shard + 1) * width).len() };
+        let sums = run_blocks(&devices, distribution, LIMIT, |leaves| {
+            let leaves = shard * width + leaves.start..shard * width + leaves.end;
+            self.block(leaves, parameters, &samples, context, &progress)
+        });
+        if context.stop().is_set() {
+            return Err(TaskError::Stopped);
+        }
+        let sums = merge_subtrees(sums.map_err(failed)?.results.into_iter().flatten().collect());
+        let mut bytes = Vec::new();
+        sums.iter().for_each(|subtree| put_f64(&mut bytes, &subtree.sums));
+        Ok(bytes)
+    }
+
+    /// Returns the rows of scores of some leaves.
+    fn rows_of(&self, leaves: Range<usize>) -> Range<usize> {
+        leaf_range(leaves.start, self.scores()).start..leaf_range(leaves.end - 1, self.scores()).end
+    }
+
+    /// Returns the sums of some leaves of a shard.
+    fn block(
+        &self,
+        leaves: Range<usize>,
+        parameters: &[f32],
+        (values, labels): &(Vec<f32>, Vec<u32>),
+        context: &dyn TaskContext,
+        progress: &Progress,
+    ) -> Result<Vec<PartialSum>, TaskError> {
         let mut classifier = self.classifier()?;
         classifier.model.parameters_mut().copy_from_slice(parameters);
-        let (values, labels) = self.data.select(&self.split.all_but_test());
-        let width = LEAVES / self.shards;
-        let leaves = shard * width..(shard + 1) * width;
-        let (first, end) =
-            (leaf_range(leaves.start, self.scores()).start, leaf_range(leaves.end - 1, self.scores()).end);
-        let mut scores = Vec::with_capacity((end - first) * self.parameters);
-        for row in first..end {
+        let rows = self.rows_of(leaves.clone());
+        let mut scores = Vec::with_capacity(rows.len() * self.parameters);
+        for row in rows {
             let sample = row / self.rows();
             let values = &values[sample * self.data.width..][..self.data.width];
             scores.extend(self.score(&mut classifier, values, labels[sample], row % self.rows())?);
             if context.stop().is_set() {
                 return Err(TaskError::Stopped);
             }
-            context.progress((row - first) as f64 / (end - first) as f64);
+            let done = progress.done.fetch_add(1, Ordering::Relaxed) + 1;
+            context.progress(done as f64 / progress.rows as f64);
         }
-        let sums = partial_sums(&scores, self.parameters, leaves, self.scores()).map_err(information)?;
-        let mut bytes = Vec::new();
-        sums.iter().for_each(|subtree| put_f64(&mut bytes, &subtree.sums));
-        Ok(bytes)
+        partial_sums(&scores, self.parameters, leaves, self.scores()).map_err(information)
     }
 
     /// Returns one row of scores. The model Fisher of a sample is `sum over c of p_c s_c s_c^T`: its rows are `sqrt(p_c) s_c`.
-    fn score(
+    pub(super) fn score(
         &self,
         classifier: &mut Classifier,
         values: &[f32],

@@ -1,6 +1,7 @@
 //! The run as a user sees it, and the matrix against NumPy.
 
 use super::*;
+use crate::task_run::fit::softmax;
 use crate::task_run::local::LocalContext;
 use crate::task_run::run_locally;
 use engram_api::FisherForm;
@@ -28,9 +29,31 @@ fn run_of(golden: &Golden, form: FisherForm, shards: usize) -> FisherTasks {
     FisherTasks { spec, parameters: parameters_of(data.width, 0, 3), data, split, shards }
 }
 
+/// A context with several threads.
+struct Threads(LocalContext, usize);
+
+impl TaskContext for Threads {
+    fn progress(&self, fraction: f64) {
+        assert!((0.0..=1.0).contains(&fraction), "{fraction}");
+    }
+
+    fn stop(&self) -> &crate::source::StopFlag {
+        self.0.stop()
+    }
+
+    fn threads(&self) -> usize {
+        self.1
+    }
+}
+
 fn matrix_of(golden: &Golden, form: FisherForm, shards: usize) -> FisherMatrix {
+    matrix_on(golden, form, shards, 1)
+}
+
+fn matrix_on(golden: &Golden, form: FisherForm, shards: usize, threads: usize) -> FisherMatrix {
     let run = run_of(golden, form, shards);
-    let shard = |index| run.shard(index, &golden.parameters, &LocalContext::default()).unwrap();
+    let context = Threads(LocalContext::default(), threads);
+    let shard = |index| run.shard(index, &golden.parameters, &context).unwrap();
     run.fisher(&(0..shards).map(shard).collect()).unwrap()
 }
 
@@ -55,13 +78,48 @@ fn matrices_equal_those_of_numpy() {
 }
 
 #[test]
-fn any_number_of_shards_gives_the_same_bits() {
+fn any_number_of_shards_and_threads_gives_the_same_bits() {
     let golden = golden();
     for form in [FisherForm::Empirical, FisherForm::Model] {
         let whole = matrix_of(&golden, form, 1);
         for shards in [2, 8, 64] {
             assert_eq!(matrix_of(&golden, form, shards), whole, "{form}, {shards} shards");
         }
+        for (shards, threads) in [(1, 2), (1, 3), (4, 5)] {
+            assert_eq!(matrix_on(&golden, form, shards, threads), whole, "{form}, {shards} shards, {threads} threads");
+        }
+    }
+}
+
+/// Scores are up to their sign the gradients of ln p: by finite differences, and their mean over the labels of the model is 0.
+#[test]
+fn scores_are_gradients_of_the_log_probability_with_mean_zero() {
+    const STEP: f32 = 1e-2;
+    let golden = golden();
+    let run = run_of(&golden, FisherForm::Empirical, 1);
+    let mut classifier = run.classifier().unwrap();
+    let log_probability = |classifier: &mut Classifier, parameters: &[f32], values: &[f32], class: usize| {
+        classifier.model.parameters_mut().copy_from_slice(parameters);
+        softmax(&classifier.logits(values).unwrap())[class].ln()
+    };
+    for values in golden.values.chunks_exact(run.data.width).step_by(7) {
+        let mut mean = vec![0.0; run.parameters];
+        for class in 0..3 {
+            let probability = log_probability(&mut classifier, &golden.parameters, values, class).exp();
+            let score = run.score(&mut classifier, values, class as u32, 0).unwrap();
+            mean.iter_mut().zip(&score).for_each(|(mean, &score)| *mean += probability * f64::from(score));
+            for parameter in (0..run.parameters).step_by(3) {
+                let mut at = |change: f32| {
+                    let mut moved = golden.parameters.clone();
+                    moved[parameter] += change;
+                    log_probability(&mut classifier, &moved, values, class)
+                };
+                let slope = (at(STEP) - at(-STEP)) / f64::from(2.0 * STEP);
+                let found = f64::from(-score[parameter]);
+                assert!((slope - found).abs() < 2e-3, "class {class}, parameter {parameter}: {found} {slope}");
+            }
+        }
+        assert!(mean.iter().all(|mean| mean.abs() < 1e-6), "{mean:?}");
     }
 }
 
