@@ -1,6 +1,9 @@
-//! Overhead of the device layer: an empty batch, partition assignment, and passes over several logical devices.
+//! Several devices: computations and passes over logical devices, partition assignment, and the overhead of an empty batch.
 
 mod multiple;
+mod patterns;
+
+pub(crate) use patterns::pattern_rows;
 
 use std::hint::black_box;
 

@@ -62,8 +62,8 @@ enum Suite {
     Rank,
     /// Recall of the best matches of a vector on the CPU device
     Recall,
-    /// Overhead of the device layer: an empty batch, partition assignment, passes over several devices
-    Device,
+    /// Computations and passes over 1, 2 and 4 logical devices; overhead of the device layer
+    Devices,
     /// Max-plus product and Fisher matrix in process
     Algebra,
     /// All-reduce between two ranks over loopback TCP
@@ -107,7 +107,7 @@ fn main() -> anyhow::Result<()> {
         Suite::Epoch => of_each(&|memories, threads| epoch::epoch_rows(memories, threads, recorder.clone()))?,
         Suite::Rank => of_each(&rank::rank_rows)?,
         Suite::Recall => of_each(&|memories, threads| recall::recall_rows(memories, threads, recorder.clone()))?,
-        Suite::Device => of_each(&device::device_rows)?,
+        Suite::Devices => [device::pattern_rows()?, of_each(&device::device_rows)?].concat(),
         Suite::Algebra => algebra::algebra_rows(threads)?,
         Suite::Store => store::store_rows(sizes, threads, scratch)?,
         Suite::Wire => wire::rows(sizes, threads, scratch)?,

@@ -26,14 +26,14 @@ pub(super) fn multi_device_rows(memories: u32) -> Result<Vec<Row>> {
         arena.qualities(&mut quality)?;
         ensure!(quality == expected, "quality of {count} devices differs from that of one CPU");
         let pass = measure::milliseconds(|| arena.qualities(&mut quality))?;
-        rows.push(row(count, "quality", memories, "ms", pass));
+        rows.push(row(count, "store: quality pass", memories, "ms", pass));
 
         let slots: Vec<_> = (0..10_000).map(|n| arena.slots[mix64(n) as usize % arena.slots.len()]).collect();
         let synced = measure::milliseconds(|| {
             let updates: Vec<_> = slots.iter().map(|&slot| engram_kernels::Update { slot, delta: 1 }).collect();
             arena.device.epoch(&arena.segments, &updates, &mut quality)
         })?;
-        rows.push(row(count, "10,000 updates, mirror synchronization, quality", memories, "ms", synced));
+        rows.push(row(count, "store: 10,000 updates, mirror synchronization, quality", memories, "ms", synced));
 
         let mut ranked = Vec::new();
         let ranking = measure::milliseconds(|| {
@@ -41,14 +41,14 @@ pub(super) fn multi_device_rows(memories: u32) -> Result<Vec<Row>> {
             device.rank(segments, Scope::All, Order::HeaviestFirst, None, ids, &mut ranked)
         })?;
         ensure!(ranked.len() == memories as usize, "a ranking of {} memories", ranked.len());
-        rows.push(row(count, "full ranking, merged", memories, "ms", ranking));
+        rows.push(row(count, "store: full ranking, merged", memories, "ms", ranking));
 
         let status = arena.device.mirror_status().expect("the device is mirrored");
         let most = status.devices.iter().map(|held| held.memories).max().unwrap_or(0);
         let over_mean = (most * count as u64) as f64 / f64::from(memories) - 1.0;
         rows.push(row(
             count,
-            "maximum memories of a device over the mean",
+            "store: maximum memories of a device over the mean",
             memories,
             "%",
             measure::once(over_mean * 100.0),
@@ -60,7 +60,13 @@ pub(super) fn multi_device_rows(memories: u32) -> Result<Vec<Row>> {
         let mut arena = Arena::over(devices(count), PARTITIONS * 4, population::uniform)?;
         let mut quality = Vec::new();
         let pass = measure::milliseconds(|| arena.qualities(&mut quality))?;
-        rows.push(row(count, "a pass over almost no memories", PARTITIONS * 4, "us", measure::scaled(pass, 1e3)));
+        rows.push(row(
+            count,
+            "store: a pass over almost no memories",
+            PARTITIONS * 4,
+            "us",
+            measure::scaled(pass, 1e3),
+        ));
     }
     Ok(rows)
 }
@@ -78,7 +84,7 @@ impl<D: Device> Arena<D> {
     }
 }
 
+/// The size of a row is the number of devices.
 fn row(devices: usize, what: &str, memories: u32, unit: &str, ours: Figure) -> Row {
-    let devices = if devices == 1 { "1 logical device".to_owned() } else { format!("{devices} logical devices") };
-    super::row(format!("{devices}: {what}"), memories, unit, ours, None)
+    super::row(format!("{what}, {memories} memories"), devices as u32, unit, ours, None)
 }

@@ -4,6 +4,7 @@
 //! engram-benchmarks, release) return rows as JSON; peers are Python programs in `benchmarks/peers`. This command measures nothing itself, and no
 //! figure affects the exit status.
 
+mod pages;
 mod peers;
 mod rounds;
 mod table;
@@ -67,8 +68,8 @@ enum Suite {
     Rank,
     /// Recall of the best matches of a vector of 384 elements
     Recall,
-    /// Overhead of the device layer: an empty batch, partition assignment, passes over several devices
-    Device,
+    /// Computations and passes over 1, 2 and 4 logical devices, and the overhead of devices; writes docs/results/devices.md
+    Devices,
     /// Max-plus product of 1,024 x 1,024 and Fisher matrix of 10,000 samples and 1,000 parameters; sizes are fixed
     Algebra,
     /// All-reduce of 4 kB, 1 MB and 64 MB between two ranks over loopback TCP
@@ -95,7 +96,7 @@ impl Suite {
             Self::Wire => "wire",
             Self::Rank => "rank",
             Self::Recall => "recall",
-            Self::Device => "device",
+            Self::Devices => "devices",
             Self::Algebra => "algebra",
             Self::Reduce => "reduce",
             Self::Train => "train",
@@ -189,9 +190,28 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let text = serde_json::to_string_pretty(&report).context("failed to write the rows as JSON")?;
         fs::write(path, text + "\n").with_context(|| format!("failed to write {}", path.display()))?;
     }
+    write_page(options.suite, &report, &memories, &machine(&report, &versions))?;
     println!("\n{}", machine(&report, &versions));
     print!("{}", table::render(&report.rows));
     Ok(())
+}
+
+/// Writes the page of the suite, if it has one that a command writes.
+fn write_page(suite: Suite, report: &Report, memories: &[String], machine: &str) -> Result<()> {
+    let commit = || -> Result<String> {
+        let mut git = Command::new("git");
+        process::read(git.args(["rev-parse", "--short", "HEAD"]).current_dir(workspace::root()))
+    };
+    let (name, page) = match suite {
+        Suite::Devices => ("devices", pages::devices(report, memories, machine, commit()?.trim())),
+        // Without a peer there is nothing to compare.
+        Suite::Algebra if report.rows.iter().any(|row| !row.peers.is_empty()) => {
+            ("algebra", pages::algebra(report, machine, commit()?.trim()))
+        }
+        _ => return Ok(()),
+    };
+    let path = workspace::root().join("docs/results").join(format!("{name}.md"));
+    fs::write(&path, page).with_context(|| format!("failed to write {}", path.display()))
 }
 
 /// Returns what the figures depend on: processor, cores, threads, versions of the peers.

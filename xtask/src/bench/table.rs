@@ -66,7 +66,7 @@ fn verdict(row: &Row, budget: &Budget) -> String {
 }
 
 /// Returns how many times better `ours` is than `theirs`; above 1 is better.
-fn ratio(better: Better, ours: f64, theirs: f64) -> f64 {
+pub(super) fn ratio(better: Better, ours: f64, theirs: f64) -> f64 {
     match better {
         Better::Lower => theirs / ours,
         Better::Higher => ours / theirs,
