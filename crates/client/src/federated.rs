@@ -138,7 +138,8 @@ impl Client {
         F: Future<Output = Result<Response<R>, Status>>,
     {
         loop {
-            let relayed = self.relay().is_used.load(Ordering::Relaxed);
+            // Workers forward by the map alone: they have no endpoints.
+            let relayed = self.relay().is_used.load(Ordering::Relaxed) && !self.options().endpoints.is_empty();
             let response = async {
                 let (driver, deadline) = self.federated_driver(run, &retry, relayed)?;
                 let response = timeout(deadline, call(driver, self.request(message.clone(), deadline))).await;

@@ -1,7 +1,7 @@
 //! Signatures of models: a client uses a model only if the key of its run signed it.
 //!
-//! The digest of a task proves that the download is what the task names; the signature proves that the task names a model of this run, whoever
-//! relayed it.
+//! The digest of a task proves that the download is what the task names; the signature proves that the task names a model of this run, also if
+//! another process relayed it.
 
 use crate::random::{Seed, derive};
 use crate::round::Digest;

@@ -150,6 +150,12 @@ impl Service {
         self.clients.iter().find(|(_, it)| it.id == client).map(|(name, _)| name.as_str())
     }
 
+    /// The number of an enrolled client.
+    #[must_use]
+    pub fn number_of(&self, name: &str) -> Option<ClientId> {
+        self.clients.get(name).map(|client| client.id)
+    }
+
     /// The identity keys of clients.
     #[must_use]
     pub fn identity_keys(&self) -> BTreeMap<ClientId, PublicKeyBytes> {
@@ -216,8 +222,7 @@ impl Service {
         require(self.revoked.len() < most, "client", format!("{most} are revoked"), "fewer revoked clients")?;
         self.revoked.insert(name.to_owned());
         let id = self.clients.get(name).map(|client| client.id);
-        let task = id.and_then(|id| self.rounds.tasks().find(|task| task.client == id).map(|task| (id, task.number)));
-        let actions = task.map(|(client, task)| self.step(Event::GiveUp { client, task }, now_millis));
+        let actions = id.map(|client| self.step(Event::Leave(client), now_millis));
         Ok((actions.unwrap_or_default(), true))
     }
 
@@ -401,6 +406,7 @@ mod tests {
         let (actions, is_new) = service.revoke("a", 1).unwrap();
         assert!(is_new && actions.contains(&Action::Revoke { client: 0, task: tasks[&0].number }), "{actions:?}");
         let refused = |denial: Denial| matches!(denial, Denial::NotEnrolled { .. });
+        assert!(service.rounds().tasks().all(|task| task.client != 0), "it waits for no task either");
         assert!(refused(service.authenticate("a", SECRET).unwrap_err()));
         assert!(refused(service.enrol(&job, "a", SECRET, None).unwrap_err()));
         assert_eq!(service.leased(0, tasks[&0].number, 1), Err(Refusal::LeaseExpired));

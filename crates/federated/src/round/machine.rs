@@ -180,6 +180,17 @@ impl Rounds {
                     actions.push(Action::Revoke { client, task });
                 }
             }
+            Event::Leave(client) => {
+                self.waiting.remove(client);
+                self.enrolled.remove(&client);
+                if let Some(chosen) = self.collection.as_mut().and_then(|collection| collection.chosen.as_mut()) {
+                    chosen.remove(&client);
+                }
+                if let Some(task) = self.leases.by_client.get(&client).copied() {
+                    self.leases.remove(client);
+                    actions.push(Action::Revoke { client, task });
+                }
+            }
             Event::Aggregated { batch, model } => self.commit(batch, model, &mut actions),
             Event::Tick => {}
             Event::CloseRound => {

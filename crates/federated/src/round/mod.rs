@@ -128,6 +128,8 @@ pub enum Event {
         /// Its task.
         task: u64,
     },
+    /// A client was revoked: it takes no further part.
+    Leave(ClientId),
     /// The model of a batch was stored.
     Aggregated {
         /// Number of the batch.

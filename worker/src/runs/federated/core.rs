@@ -2,16 +2,14 @@
 
 use super::blobs::{ContentName, Contents, hexadecimal};
 use super::masks::Masks;
+use super::versions::put_version;
 use super::{Caller, Interruption, Request, Submission, done, failed, now_millis, patiently};
 use engram_api::Code;
 use engram_federated::aggregation::{aggregate_sum, aggregate_updates};
 use engram_federated::job::Job;
 use engram_federated::model_signature::{model_key, sign_model};
-use engram_federated::quantized;
 use engram_federated::round::{Action, Batch, Digest, Event, Outcome, Refusal, Task};
-use engram_federated::service::{
-    Denial, Report, Service, decode_update, decode_values, digest, encode_values, update_of,
-};
+use engram_federated::service::{Denial, Report, Service, decode_update, update_of};
 use engram_federated::strategy::Aggregator;
 use engram_learn::run::Order;
 use engram_proto::v1;
@@ -188,6 +186,9 @@ impl Core {
                 self.later(reply, answer);
             }
             Request::Revoke { client, reply } => {
+                if let Some(waiter) = self.service.number_of(&client).and_then(|number| self.waiters.remove(&number)) {
+                    self.later(waiter.reply, Err(Refusal::NotEnrolled.into()));
+                }
                 let answer = self.service.revoke(&client, now_millis()).map(|(actions, is_new)| {
                     self.is_changed |= is_new;
                     self.apply(actions);
@@ -497,26 +498,6 @@ impl Core {
         };
         patiently(|| self.contents.sweep(is_kept)).await
     }
-}
-
-/// Stores the model of a version, and what its strategy remembers. Returns the digest of what clients download.
-async fn put_version(job: &Job, contents: &Contents, aggregator: &Aggregator) -> Result<Digest, Interruption> {
-    let version = aggregator.version();
-    let mut model = (ContentName::Model(version), encode_values(aggregator.model()));
-    debug_assert_eq!(decode_values(&model.1).len(), aggregator.model().len());
-    if job.is_quantized() {
-        put(contents, &model).await?;
-        model = (ContentName::Quantized(version), quantized::encode(aggregator.model()));
-    }
-    put(contents, &model).await?;
-    let memory = postcard::to_stdvec(aggregator).expect("an aggregator has no type that the encoding lacks");
-    put(contents, &(ContentName::Aggregator(version), memory)).await?;
-    Ok(digest(&model.1))
-}
-
-async fn put(contents: &Contents, (name, content): &(ContentName, Vec<u8>)) -> Result<(), Interruption> {
-    let written = patiently(|| contents.put(*name, content)).await?;
-    if done(&written)? { Ok(()) } else { Err(Interruption::Superseded) }
 }
 
 fn again() -> v1::CheckInResponse {

@@ -68,7 +68,7 @@ impl FederatedMetrics {
     }
 
     /// Removes the gauges of a run that this worker does not drive any more; its counters remain.
-    pub(super) fn forget(&self, run: &str) {
+    pub(super) fn remove_gauges(&self, run: &str) {
         self.clients.remove(&labels(run));
         self.epsilon.remove(&labels(run));
     }

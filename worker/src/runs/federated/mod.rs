@@ -9,6 +9,7 @@ mod endpoint;
 mod masks;
 mod metrics;
 mod progress;
+mod versions;
 
 pub(in crate::runs) use blobs::is_content;
 pub(crate) use endpoint::FederatedEndpoint;
@@ -153,7 +154,7 @@ impl Drop for Registration {
         let mut drivers = self.shared.runs.federated.0.lock();
         if drivers.get(&self.run).is_some_and(|other| other.same_channel(&self.sender)) {
             drivers.remove(&self.run);
-            self.shared.metrics.federated.forget(&self.name);
+            self.shared.metrics.federated.remove_gauges(&self.name);
         }
     }
 }
