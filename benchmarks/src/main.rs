@@ -72,6 +72,8 @@ enum Suite {
     Train,
     /// Replay buffers: sample, new priorities and insert, in process and over loopback
     Replay,
+    /// Federated runs over real connections: rounds, bytes, memory of the server, a slow upload
+    Federated,
     /// Cost of replication, by number of replicas and durability mode
     Replication,
     /// Re-replication after a worker loses its disk: duration, and write latency meanwhile
@@ -114,6 +116,7 @@ fn main() -> anyhow::Result<()> {
         Suite::Reduce => training::reduce_rows()?,
         Suite::Train => training::train_rows(threads)?,
         Suite::Replay => [of_each(&replay::replay_rows)?, wire::replay(sizes, threads, scratch)?].concat(),
+        Suite::Federated => wire::federated(sizes, threads, scratch)?,
         Suite::Replication => wire::replication(sizes, threads, scratch)?,
         Suite::ReReplication => wire::re_replication(sizes, threads, scratch)?,
         Suite::Backup => wire::backup(sizes, threads, scratch)?,

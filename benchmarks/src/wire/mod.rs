@@ -5,6 +5,7 @@
 mod backup;
 mod cluster;
 mod echo;
+mod federated;
 mod fleet;
 mod overload;
 mod processes;
@@ -40,6 +41,14 @@ pub(crate) fn replay(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Ve
     let runtime = runtime(threads)?;
     let rows = sizes.iter().map(|&items| replay::loopback_rows(&runtime, items, threads, scratch));
     Ok(rows.collect::<Result<Vec<_>>>()?.concat())
+}
+
+/// Measures federated runs over real connections, at each number of clients.
+///
+/// # Errors
+/// As [`rows`].
+pub(crate) fn federated(clients: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
+    federated::federated_rows(&runtime(threads)?, clients, scratch)
 }
 
 /// Measures re-replication after the loss of a disk, and write latency meanwhile.

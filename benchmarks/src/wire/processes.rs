@@ -51,6 +51,11 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// Returns the addresses of its workers for clients.
+    pub(super) fn endpoints(&self) -> &[String] {
+        &self.endpoints
+    }
+
     /// Returns its folder, which is removed with the cluster.
     pub(super) fn folder(&self) -> &Path {
         self.folder.path()

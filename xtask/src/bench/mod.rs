@@ -26,7 +26,7 @@ use row::Report;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     suite: Suite,
-    /// Peers that run the same workload (suites epoch, store, rank, recall, algebra, reduce, train and replay)
+    /// Peers that run the same workload (suites epoch, store, rank, recall, algebra, reduce, train, replay and federated)
     #[arg(long, value_delimiter = ',', default_value = "numpy", long_help = PEERS_HELP)]
     peers: Vec<Peers>,
     /// Rounds with peers, in turn; the median figure of each row is shown
@@ -50,11 +50,13 @@ const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank
 
 numpy downloads about 20 MB. torch is numpy and PyTorch: about 200 MB if download.pytorch.org is reachable; otherwise \
 the package of PyPI, which for Linux on x86-64 brings the CUDA libraries along: about 3 GB to download and 5 GB on disk. \
-gloo is PyTorch too, for the suites reduce and train. cpprb, torchrl, reverb and transferqueue are for the suite replay: torchrl and transferqueue bring PyTorch, reverb brings TensorFlow. \
+gloo is PyTorch too, for the suites reduce and train. cpprb, torchrl, reverb and transferqueue are for the suite replay, flwr for federated: torchrl and transferqueue bring PyTorch, reverb brings TensorFlow. \
 All go into virtual environments under target/peers, once. One that cannot be installed or run is reported as skipped.";
 
 /// Rows of the max-plus matrices, and samples of the Fisher matrix.
 const ALGEBRA_SIZES: [u64; 2] = [1_024, 10_000];
+/// Clients of a federated run; the peer takes part at the first number only, since each of its clients is a process of Python.
+const FEDERATED_CLIENTS: [u64; 2] = [8, 2_000];
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Suite {
@@ -78,6 +80,8 @@ enum Suite {
     Train,
     /// Replay buffers of items of 256 B: sample, new priorities and insert, in process and over loopback; --memories are items
     Replay,
+    /// Federated runs over real connections, 8 and 2,000 clients, and small updates alongside a slow upload; sizes are fixed
+    Federated,
     /// Cost of replication, by number of replicas and durability mode
     Replication,
     /// Re-replication after a worker loses its disk: duration, and write latency meanwhile
@@ -101,6 +105,7 @@ impl Suite {
             Self::Reduce => "reduce",
             Self::Train => "train",
             Self::Replay => "replay",
+            Self::Federated => "federated",
             Self::Replication => "replication",
             Self::ReReplication => "re-replication",
             Self::Backup => "backup",
@@ -113,6 +118,7 @@ impl Suite {
         let mut kinds: Vec<peers::Kind> = asked.iter().flat_map(|peers| peers.kinds()).copied().collect();
         kinds.retain(|kind| match self {
             Self::Replay => kind.is_replay_buffer(),
+            Self::Federated => *kind == peers::Kind::Flower,
             Self::Reduce | Self::Train => *kind == peers::Kind::TorchTraining,
             // PyTorch has no faster way to the same product.
             Self::Algebra => *kind == peers::Kind::Numpy,
@@ -135,6 +141,7 @@ enum Peers {
     Torchrl,
     Reverb,
     Transferqueue,
+    Flwr,
 }
 
 impl Peers {
@@ -148,6 +155,7 @@ impl Peers {
             Self::Torchrl => &[peers::Kind::TorchRl],
             Self::Reverb => &[peers::Kind::Reverb],
             Self::Transferqueue => &[peers::Kind::TransferQueue],
+            Self::Flwr => &[peers::Kind::Flower],
         }
     }
 }
@@ -157,7 +165,11 @@ impl Peers {
 /// # Errors
 /// When a program cannot be built, installed or run, or returns an invalid report.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let sizes = if matches!(options.suite, Suite::Algebra) { &ALGEBRA_SIZES[..] } else { &options.memories };
+    let sizes = match options.suite {
+        Suite::Algebra => &ALGEBRA_SIZES[..],
+        Suite::Federated => &FEDERATED_CLIENTS[..],
+        _ => &options.memories,
+    };
     let memories: Vec<String> = sizes.iter().map(u64::to_string).collect();
     // Together with the binary: otherwise its dependencies would have other features and be built again.
     let profile = Profile::of_tools()?;

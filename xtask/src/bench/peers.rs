@@ -25,6 +25,7 @@ pub(super) enum Kind {
     TorchRl,
     Reverb,
     TransferQueue,
+    Flower,
 }
 
 impl Kind {
@@ -42,6 +43,7 @@ impl Kind {
             Self::TorchRl => &["replay_peer.py", "torchrl"],
             Self::Reverb => &["replay_peer.py", "reverb"],
             Self::TransferQueue => &["replay_peer.py", "transferqueue"],
+            Self::Flower => &["federated_peer.py"],
         }
     }
 }
@@ -119,6 +121,7 @@ fn install(kind: Kind) -> Result<std::path::PathBuf> {
             tools::python("peers/torch", "torch", &["torch", "--index-url", TORCH_CPU_INDEX])
         }
         Kind::Torch | Kind::TorchTraining => tools::python("peers/torch", "torch", &["torch"]),
+        Kind::Flower => tools::python("peers/flwr", "flwr", &["flwr==1.42.0", "numpy"]),
         Kind::Cpprb => tools::python("peers/cpprb", "cpprb", &["cpprb==11.0.0"]),
         Kind::TorchRl if cpu_index_answers() => {
             let index = ["torch", "torchrl", "tensordict", "--extra-index-url", TORCH_CPU_INDEX];
