@@ -207,6 +207,14 @@ impl SnapshotWrite {
             self.sync_segments(&segments)?;
             return chunks.iter().try_for_each(&mut write);
         }
+        if let Some(lost) = self.content.payloads.iter().find(|payload| payload.is_lost) {
+            let path = match &lost.source {
+                Source::File(file) => file.path().to_owned(),
+                Source::Memory(..) => self.disk.describe("payload segment"),
+            };
+            let offset = lost.reference.offset.into();
+            return Err(Error::Corrupt { path, offset, what: "payload checksum mismatch" });
+        }
         self.content.lengths().iter().try_for_each(&mut write)?;
         let mut pieces = self.content.payload_stream();
         while let Some(piece) = pieces.next()? {

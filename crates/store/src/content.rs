@@ -10,7 +10,7 @@ use crate::arena::Arena;
 use crate::columns::slot_at;
 use crate::partition::{Partition, Row};
 use crate::partitions::Partitions;
-use crate::payloads::{PayloadStream, REFERENCE_BYTES, Reference, Source, StoredPayload};
+use crate::payloads::{LOST, PayloadStream, REFERENCE_BYTES, Reference, Source, StoredPayload};
 use crate::snapshot_file::MAX_CHUNK_BYTES;
 use engram_kernels::{Error, Slot};
 use engram_memory::codec::{DecodeError, decode_ledger, encode_ledger};
@@ -292,8 +292,9 @@ impl<'a> Import<'a> {
     /// Adds a piece of the bytes of payloads.
     fn payload_bytes(&mut self, bytes: &[u8]) -> Result<(), ImportError> {
         let (partition, arena) = self.partitions.partition_mut(self.id);
-        self.payloads.add_piece(bytes, |row, payload| {
-            let in_range = row < partition.count();
+        self.payloads.add_piece(bytes, |row, payload, is_lost| {
+            // A backup has all payloads.
+            let in_range = row < partition.count() && !is_lost;
             if in_range {
                 arena.store_payload(partition.segment, partition.slot(row), payload);
             }
@@ -382,18 +383,20 @@ pub(crate) struct PayloadRows {
 }
 
 impl PayloadRows {
-    /// Takes a piece; calls `each` with the row of each complete payload, which returns whether it exists.
+    /// Takes a piece; calls `each` with the row of each complete payload and whether it is the reference of a lost one; `each` returns whether the
+    /// row exists.
     pub(crate) fn add_piece(
         &mut self,
         mut bytes: &[u8],
-        mut each: impl FnMut(u32, &[u8]) -> bool,
+        mut each: impl FnMut(u32, &[u8], bool) -> bool,
     ) -> Result<(), ImportError> {
         while !bytes.is_empty() {
             self.skip_empty();
             let Some(&length) = self.lengths.get(self.row) else {
                 return Err(ImportError::Invalid("payloads are longer than their lengths"));
             };
-            if length as usize > MAX_ITEM_PAYLOAD_BYTES {
+            let (length, is_lost) = (length & !LOST, length & LOST != 0);
+            if length as usize > MAX_ITEM_PAYLOAD_BYTES || (is_lost && length as usize != REFERENCE_BYTES) {
                 return Err(ImportError::Invalid("a payload is too long"));
             }
             let (head, rest) = bytes.split_at(bytes.len().min(length as usize - self.partial.len()));
@@ -404,7 +407,7 @@ impl PayloadRows {
             }
             if is_whole || self.partial.len() == length as usize {
                 let payload = if is_whole { head } else { &self.partial };
-                if !each(self.row as u32, payload) {
+                if !each(self.row as u32, payload, is_lost) {
                     return Err(ImportError::Invalid("a payload belongs to no memory"));
                 }
                 self.partial.clear();
@@ -449,7 +452,8 @@ fn stored_payload(id: PartitionId, row: u32, slot: Slot, arena: &Arena) -> Optio
     let content = arena.columns.content().map_or(0, |content| content.get(slot));
     let missing = || Error::Payload(format!("payload segment {} of partition {id} is missing", reference.segment));
     let source = arena.payloads.source(id, &reference).ok_or_else(missing);
-    Some(source.map(|source| StoredPayload { row, reference, content, source }))
+    let is_lost = arena.payloads.is_lost(id, &reference);
+    Some(source.map(|source| StoredPayload { row, reference, content, source, is_lost }))
 }
 
 impl Content {
@@ -483,7 +487,7 @@ impl Content {
         let mut payloads = self.payloads.iter().peekable();
         let rows = if self.payloads.is_empty() { 0 } else { self.memories as u32 };
         for row in 0..rows {
-            let length = payloads.next_if(|payload| payload.row == row).map_or(0, |it| it.reference.length);
+            let length = payloads.next_if(|payload| payload.row == row).map_or(0, StoredPayload::sent_length);
             chunks.push(Column::Lengths, &length.to_le_bytes());
         }
         chunks.0

@@ -46,6 +46,10 @@ impl Store {
         let state = &mut self.states[partition.0 as usize];
         state.digest_check.own = Some((lsn, digest));
         if let Some(term) = state.replica.serving_term() {
+            // A replica that is to be repaired must not make intact ones discard their state.
+            if self.partitions.arena.payloads.is_repairable(partition) {
+                return;
+            }
             let followers: Vec<_> = state.replica.followers().map(|(ordinal, _)| ordinal).collect();
             for to in followers {
                 let body = Message::Digest { term, lsn, digest: digest.0 };

@@ -7,7 +7,7 @@
 use crate::background::SnapshotWrite;
 use crate::content::{Column, Content, PayloadRows};
 use crate::partitions::Partitions;
-use crate::payloads::{self, PayloadStream, StoredPayload};
+use crate::payloads::{self, PayloadStream, Reference, StoredPayload};
 use crate::peer::{Envelope, Message, StateChunk};
 use crate::snapshot_file::{self, LEDGER, SnapshotHead};
 use crate::stats;
@@ -165,7 +165,11 @@ impl IncomingTransfer {
     fn take_payloads(&mut self, bytes: &[u8], partitions: &mut Partitions, id: PartitionId) -> Result<(), ImportError> {
         let shape = partitions.features();
         let (chunks, payloads) = (&self.chunks, &mut self.payloads);
-        self.rows.add_piece(bytes, |row, payload| {
+        self.rows.add_piece(bytes, |row, payload, is_lost| {
+            if is_lost {
+                let received = partitions.arena.payloads.receive_lost(id, row, payload);
+                return received.map(|received| payloads.push(received)).is_some();
+            }
             let Some(features) = features_of(chunks, row, shape.bytes()) else { return false };
             let content = content_hash(Some((shape.dtype, features)), payload);
             payloads.push(partitions.arena.payloads.receive(id, row, payload, content));
@@ -211,8 +215,7 @@ impl Store {
             let chunk = match sending.next_chunk() {
                 Ok(chunk) => chunk,
                 Err(error) => {
-                    self.replication.transfers.finish(partition, to);
-                    self.partitions.arena.payloads.report_damage(partition, payloads::describe(&error));
+                    self.transfer_failed(partition, to, sending.payloads.failed, &error);
                     continue;
                 }
             };
@@ -241,9 +244,30 @@ impl Store {
         Ok(result)
     }
 
+    /// Ends a transfer for which a payload cannot be read. Without another replica that may have it, the transfer begins again and leaves it out: the
+    /// other items are re-replicated, and the item is damaged on all replicas.
+    fn transfer_failed(&mut self, partition: PartitionId, to: Ordinal, failed: Option<Reference>, error: &Error) {
+        let payloads = &mut self.partitions.arena.payloads;
+        self.replication.transfers.finish(partition, to);
+        if let Some(reference) = failed {
+            payloads.mark_damaged(partition, &reference);
+        }
+        let what = payloads::describe(error);
+        if failed.is_some() && self.states[partition.0 as usize].replica.in_sync_count() <= 1 {
+            *self.shared.damage.write() = Some(format!("a payload of partition {partition} is damaged: {what}"));
+            self.replication.transfers.enqueue(partition, to);
+        } else {
+            payloads.report_damage(partition, what);
+        }
+    }
+
     fn begin_transfer(&mut self, partition: PartitionId, to: Ordinal) -> Result<(), Error> {
         let state = &self.states[partition.0 as usize];
         let Some(term) = state.replica.primary_term() else { return Ok(()) };
+        if state.replica.in_sync_count() <= 1 {
+            self.partitions.arena.payloads.declare_lost(partition);
+            self.background.payload_scrub.forget(partition);
+        }
         let (lsn, record_term) = (state.applied, state.applied_term);
         let Some(content) = self.partitions.export(partition)? else {
             // The partition is empty: stream from the first record.

@@ -20,13 +20,13 @@ use crate::{Disk, Error, FileHead, SimDisk};
 use bytes::Bytes;
 use cache::Cache;
 pub(crate) use compaction::Compaction;
-use engram_memory::{ClusterId, PartitionId, Shape, StoreId};
+use engram_memory::{ClusterId, MAX_ITEM_PAYLOAD_BYTES, PartitionId, Shape, StoreId};
 pub(crate) use reference::{REFERENCE_BYTES, Reference, References};
 use segment::{HEAD_BYTES, SegmentFile};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 pub use stored::StoredPayload;
-pub(crate) use stored::{PayloadStream, Source};
+pub(crate) use stored::{LOST, PayloadStream, Source};
 
 /// Bytes buffered before they are written to the open segment.
 const FLUSH_BYTES: usize = 512 << 10;
@@ -71,10 +71,17 @@ pub(crate) struct Payloads {
     tables: BTreeMap<u32, Table>,
     cache: Cache,
     damages: Vec<(PartitionId, String)>,
+    /// Payloads that failed to be read, by place: whether they are lost, as no other replica has them.
+    damaged: BTreeMap<Place, bool>,
+    /// Of them, those that were not counted yet.
+    found: u64,
     hits: u64,
     misses: u64,
     pub(crate) compacted_bytes: u64,
 }
+
+/// Partition, segment and offset of a payload.
+type Place = (u32, u32, u32);
 
 /// Segments of a partition.
 #[derive(Debug, Default)]
@@ -112,7 +119,17 @@ struct Open {
 impl Payloads {
     pub(crate) fn new(options: PayloadOptions) -> Self {
         let cache = Cache::new(options.cache_bytes);
-        Self { options, tables: BTreeMap::new(), cache, damages: Vec::new(), hits: 0, misses: 0, compacted_bytes: 0 }
+        Self {
+            options,
+            tables: BTreeMap::new(),
+            cache,
+            damages: Vec::new(),
+            damaged: BTreeMap::new(),
+            found: 0,
+            hits: 0,
+            misses: 0,
+            compacted_bytes: 0,
+        }
     }
 
     /// Finds the segments that earlier processes wrote.
@@ -158,10 +175,57 @@ impl Payloads {
     /// Appends a received payload, to which the state may refer later.
     pub(crate) fn receive(&mut self, partition: PartitionId, row: u32, bytes: &[u8], content: u128) -> StoredPayload {
         let reference = Reference::of(bytes, self.write(partition, bytes));
+        self.received(partition, row, reference, content)
+    }
+
+    /// Appends zeros in place of a payload that the sender has lost, with the reference that it sent. `None` if that is malformed.
+    pub(crate) fn receive_lost(&mut self, partition: PartitionId, row: u32, sent: &[u8]) -> Option<StoredPayload> {
+        let (reference, content) = Reference::decode(sent)?;
+        let length = Some(reference.length as usize).filter(|length| (1..=MAX_ITEM_PAYLOAD_BYTES).contains(length))?;
+        let (segment, offset) = self.write(partition, &vec![0; length]);
+        let reference = Reference { segment, offset, ..reference };
+        self.cache.remove(place(partition, &reference));
+        self.found += u64::from(self.damaged.insert(place(partition, &reference), true).is_none());
+        Some(self.received(partition, row, reference, content))
+    }
+
+    fn received(&self, partition: PartitionId, row: u32, reference: Reference, content: u128) -> StoredPayload {
         let file = |segment: &Segment| Source::File(Arc::clone(&segment.file));
         let segment = self.tables.get(&partition.0).and_then(|table| table.segments.get(&reference.segment));
         let source = segment.map(file).expect("it was appended to this segment");
-        StoredPayload { row, reference, content, source }
+        StoredPayload { row, reference, content, source, is_lost: self.is_lost(partition, &reference) }
+    }
+
+    /// Records a payload that cannot be read; returns whether it is lost.
+    pub(crate) fn mark_damaged(&mut self, partition: PartitionId, reference: &Reference) -> bool {
+        let Self { damaged, found, .. } = self;
+        *damaged.entry(place(partition, reference)).or_insert_with(|| {
+            *found += 1;
+            false
+        })
+    }
+
+    /// Declares the damaged payloads of a partition lost: this is the only replica that has its state.
+    pub(crate) fn declare_lost(&mut self, partition: PartitionId) {
+        self.damaged
+            .range_mut((partition.0, 0, 0)..=(partition.0, u32::MAX, u32::MAX))
+            .for_each(|(_, lost)| *lost = true);
+    }
+
+    /// Whether no replica has a payload intact.
+    pub(crate) fn is_lost(&self, partition: PartitionId, reference: &Reference) -> bool {
+        self.damaged.get(&place(partition, reference)).is_some_and(|lost| *lost)
+    }
+
+    /// Whether a partition has damaged payloads that another replica may have.
+    pub(crate) fn is_repairable(&self, partition: PartitionId) -> bool {
+        let mut damaged = self.damaged.range((partition.0, 0, 0)..=(partition.0, u32::MAX, u32::MAX));
+        damaged.any(|(_, lost)| !lost)
+    }
+
+    /// Returns the number of damaged payloads found since the last call.
+    pub(crate) fn take_found(&mut self) -> u64 {
+        std::mem::take(&mut self.found)
     }
 
     /// Counts a payload that the state refers to; `false` if it is not in a segment here.
@@ -178,7 +242,8 @@ impl Payloads {
 
     /// Ends a reference of the state.
     pub(crate) fn release(&mut self, partition: PartitionId, reference: &Reference) {
-        self.cache.remove((partition.0, reference.segment, reference.offset));
+        self.cache.remove(place(partition, reference));
+        self.damaged.remove(&place(partition, reference));
         let table = self.tables.get_mut(&partition.0);
         if let Some(segment) = table.and_then(|table| table.segments.get_mut(&reference.segment)) {
             segment.live_bytes = segment.live_bytes.saturating_sub(u64::from(reference.length));
@@ -196,7 +261,7 @@ impl Payloads {
     /// # Errors
     /// A description of the failure.
     pub(crate) fn read(&mut self, partition: PartitionId, reference: &Reference) -> Result<Bytes, String> {
-        let key = (partition.0, reference.segment, reference.offset);
+        let key = place(partition, reference);
         if let Some(bytes) = self.cache.get(key) {
             self.hits += 1;
             return Ok(bytes);
@@ -208,7 +273,9 @@ impl Payloads {
                 Ok(bytes) => bytes,
                 Err(error) => {
                     let text = describe(&error);
-                    self.report_damage(partition, text.clone());
+                    if !self.mark_damaged(partition, reference) {
+                        self.report_damage(partition, text.clone());
+                    }
                     return Err(text);
                 }
             },
@@ -218,7 +285,8 @@ impl Payloads {
         Ok(bytes)
     }
 
-    /// Reads the first bytes of a payload, unverified unless they are all or cached.
+    /// Reads the first bytes of a payload, unverified unless they are all or cached. Of a damaged one they are a head with what its reference has, so
+    /// that its item can be listed.
     ///
     /// # Errors
     /// A description of the failure.
@@ -228,7 +296,13 @@ impl Payloads {
         reference: &Reference,
         bytes: u32,
     ) -> Result<Bytes, String> {
-        let key = (partition.0, reference.segment, reference.offset);
+        let is_damaged = |payloads: &Self| payloads.damaged.contains_key(&place(partition, reference));
+        let read = if is_damaged(self) { Err(String::new()) } else { self.read_head(partition, reference, bytes) };
+        read.or_else(|text| if is_damaged(self) { Ok(reference.head()) } else { Err(text) })
+    }
+
+    fn read_head(&mut self, partition: PartitionId, reference: &Reference, bytes: u32) -> Result<Bytes, String> {
+        let key = place(partition, reference);
         if reference.length <= bytes || self.cache.contains(key) {
             return self.read(partition, reference);
         }
@@ -236,7 +310,9 @@ impl Payloads {
             Some(Source::Memory(all, _)) => Ok(all.slice(..bytes as usize)),
             Some(Source::File(file)) => file.read(reference.offset, bytes).map(Bytes::from).map_err(|error| {
                 let text = format!("failed to read {}: {error}", file.path());
-                self.report_damage(partition, text.clone());
+                if !self.mark_damaged(partition, reference) {
+                    self.report_damage(partition, text.clone());
+                }
                 text
             }),
             None => self.read(partition, reference),
@@ -378,6 +454,10 @@ impl Open {
         }
         self.failure.is_none()
     }
+}
+
+const fn place(partition: PartitionId, reference: &Reference) -> Place {
+    (partition.0, reference.segment, reference.offset)
 }
 
 /// Describes an error with its cause.

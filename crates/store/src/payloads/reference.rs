@@ -29,6 +29,13 @@ impl Reference {
         Self { segment, offset, length, hash, version: head.version, trajectory: head.trajectory }
     }
 
+    /// Returns a head of the item without its tag.
+    pub(crate) fn head(&self) -> bytes::Bytes {
+        let mut head = Vec::new();
+        Head { version: self.version, trajectory: self.trajectory, tag: b"" }.encode(&mut head);
+        head.into()
+    }
+
     /// Encodes a row of a snapshot.
     pub(crate) fn encode(&self, content: u128, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.length.to_le_bytes());

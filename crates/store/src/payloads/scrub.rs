@@ -2,7 +2,8 @@
 //! snapshot thread; and repairs damaged ones from another replica.
 //!
 //! There is no second copy of a payload on a disk, so a replica with a damaged one is rebuilt from its primary. A primary transfers
-//! its leadership to an in-sync replica first. Without another replica the damage is reported once, and reads of the item fail.
+//! its leadership to an in-sync replica first. Without another in-sync replica, reads of the item fail with its id, and a state transfer leaves
+//! its payload out: the item is then damaged on all replicas until it is deleted, and nothing else waits for it.
 
 use super::{Source, StoredPayload};
 use crate::Error;
@@ -10,7 +11,7 @@ use crate::background::{Job, JobOutput};
 use crate::partitions::Partitions;
 use crate::stats;
 use crate::store::Store;
-use engram_memory::{Ordinal, PartitionId};
+use engram_memory::{MemoryId, Ordinal, PartitionId};
 use std::collections::BTreeMap;
 
 /// Bytes per job, which delays snapshot writes.
@@ -55,6 +56,13 @@ pub(crate) struct PayloadsRead {
     damaged: Vec<(StoredPayload, Error)>,
 }
 
+impl PayloadScrub {
+    /// Does not repair a partition any more: no other replica has its damaged payloads.
+    pub(crate) fn forget(&mut self, partition: PartitionId) {
+        self.damaged.remove(&partition);
+    }
+}
+
 impl PayloadRead {
     pub(crate) fn run(&self) -> PayloadsRead {
         let mut read = PayloadsRead { bytes: 0, damaged: Vec::new() };
@@ -82,17 +90,19 @@ impl Partitions {
             let Some(&reference) = self.arena.columns.reference(partition.slot(row)) else { continue };
             if let Some(source @ Source::File(_)) = self.arena.payloads.source(id, &reference) {
                 bytes += u64::from(reference.length);
-                payloads.push(StoredPayload { row, reference, content: 0, source });
+                let is_lost = self.arena.payloads.is_lost(id, &reference);
+                payloads.push(StoredPayload { row, reference, content: 0, source, is_lost });
             }
         }
         (payloads, (start > 0).then_some(start))
     }
 
-    /// Whether an item refers to this place.
-    fn refers_to(&self, id: PartitionId, payload: &StoredPayload) -> bool {
-        let Some(partition) = self.get_partition(id) else { return false };
+    /// Returns the item that refers to this place.
+    fn item_of(&self, id: PartitionId, payload: &StoredPayload) -> Option<MemoryId> {
+        let partition = self.get_partition(id)?;
+        let columns = &self.arena.columns;
         let mut slots = (0..partition.count()).map(|local| partition.slot(local));
-        slots.any(|slot| self.arena.columns.reference(slot) == Some(&payload.reference))
+        slots.find(|slot| columns.reference(*slot) == Some(&payload.reference)).map(|slot| columns.id(slot))
     }
 }
 
@@ -133,8 +143,10 @@ impl Store {
         self.background.payload_scrub.due_ms = self.clock.elapsed_ms() + bytes * 1_000 / BYTES_PER_S;
         // The item may have been removed or moved meanwhile.
         for (payload, error) in damaged {
-            if self.partitions.refers_to(read.partition, &payload) {
-                self.partitions.arena.payloads.report_damage(read.partition, super::describe(&error));
+            let Some(id) = self.partitions.item_of(read.partition, &payload) else { continue };
+            let payloads = &mut self.partitions.arena.payloads;
+            if !payloads.mark_damaged(read.partition, &payload.reference) {
+                payloads.report_damage(read.partition, format!("item {id}: {}", super::describe(&error)));
             }
         }
     }
@@ -144,13 +156,13 @@ impl Store {
     /// # Errors
     /// Those of the disk.
     pub(crate) fn repair_payloads(&mut self) -> Result<(), Error> {
+        stats::add(&self.shared.damaged_payloads, self.partitions.arena.payloads.take_found());
         for (partition, what) in self.partitions.arena.payloads.take_damages() {
+            *self.shared.damage.write() = Some(format!("a payload of partition {partition} is damaged: {what}"));
             let damaged = &mut self.background.payload_scrub.damaged;
             if damaged.contains_key(&partition) {
                 continue;
             }
-            stats::add(&self.shared.damaged_payloads, 1);
-            *self.shared.damage.write() = Some(format!("a payload of partition {partition} is damaged: {what}"));
             damaged.insert(partition, DamagedReplica { what, retry_ms: 0 });
         }
         if self.options.replication.replicas <= 1 {

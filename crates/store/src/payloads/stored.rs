@@ -1,6 +1,6 @@
 //! Payloads of an exported partition: readable by any thread, whatever happens to the state meanwhile.
 
-use super::reference::Reference;
+use super::reference::{REFERENCE_BYTES, Reference};
 use super::segment::SegmentFile;
 use crate::Error;
 use bytes::Bytes;
@@ -23,7 +23,12 @@ pub struct StoredPayload {
     /// Content hash of its item.
     pub(crate) content: u128,
     pub(crate) source: Source,
+    /// Whether no replica has it intact.
+    pub(crate) is_lost: bool,
 }
+
+/// Of a length: the payload is lost; a reference follows in its place.
+pub(crate) const LOST: u32 = 1 << 31;
 
 impl PartialEq for StoredPayload {
     /// Whether both are the same payload, wherever they are.
@@ -36,6 +41,11 @@ impl PartialEq for StoredPayload {
 impl Eq for StoredPayload {}
 
 impl StoredPayload {
+    /// Returns its length in a stream.
+    pub(crate) const fn sent_length(&self) -> u32 {
+        if self.is_lost { LOST | REFERENCE_BYTES as u32 } else { self.reference.length }
+    }
+
     /// Reads and verifies it.
     ///
     /// # Errors
@@ -57,16 +67,18 @@ pub(crate) struct PayloadStream {
     payloads: std::vec::IntoIter<StoredPayload>,
     rest: Bytes,
     piece_bytes: usize,
+    /// The payload that failed to be read.
+    pub(crate) failed: Option<Reference>,
 }
 
 impl PayloadStream {
     pub(crate) fn new(payloads: Vec<StoredPayload>, piece_bytes: usize) -> Self {
-        Self { payloads: payloads.into_iter(), rest: Bytes::new(), piece_bytes }
+        Self { payloads: payloads.into_iter(), rest: Bytes::new(), piece_bytes, failed: None }
     }
 
     /// Returns the number of pieces of these payloads.
     pub(crate) fn pieces(payloads: &[StoredPayload], piece_bytes: usize) -> u64 {
-        let bytes: u64 = payloads.iter().map(|payload| u64::from(payload.reference.length)).sum();
+        let bytes: u64 = payloads.iter().map(|payload| u64::from(payload.sent_length() & !LOST)).sum();
         bytes.div_ceil(piece_bytes as u64)
     }
 
@@ -87,7 +99,16 @@ impl PayloadStream {
                 return Ok(Some(piece.into()));
             }
             match self.payloads.next() {
-                Some(payload) => self.rest = payload.read()?,
+                Some(payload) if payload.is_lost => {
+                    let mut row = Vec::with_capacity(REFERENCE_BYTES);
+                    payload.reference.encode(payload.content, &mut row);
+                    self.rest = row.into();
+                }
+                Some(payload) => {
+                    self.failed = Some(payload.reference);
+                    self.rest = payload.read()?;
+                    self.failed = None;
+                }
                 None => return Ok((!piece.is_empty()).then(|| piece.into())),
             }
         }

@@ -6,7 +6,7 @@ use engram_kernels::Cpu;
 use engram_memory::buffer::{Buffer, BufferRef, Limits, Remover, handles, position_of};
 use engram_memory::{
     Blobs, BufferCommand, ClusterId, Command, FeatureShape, FeatureType, Group, Law, MemoryId, PartitionId, Record,
-    Reply, Settings, Shape, Term, mix64,
+    Reply, Settings, Shape, Term, Upsert, mix64,
 };
 use engram_replay::item::Head;
 use parking_lot::Mutex;
@@ -373,6 +373,60 @@ fn a_damaged_payload_is_never_returned_and_is_found_by_scrubbing() {
     world.store().snapshot_all(Some(target), move |written| *slot.lock() = written.err());
     world.work(1);
     assert!(failed.lock().take().unwrap().to_string().contains("payload checksum mismatch"));
+}
+
+#[test]
+fn a_damaged_payload_stops_nothing_but_reads_of_its_item() {
+    let mut world = World::new(SimDisk::new(1));
+    world.open().unwrap();
+    (0..10).for_each(|_| world.append(&[1_500]).unwrap());
+    world.snapshot().unwrap();
+    world.store = None;
+    world.open().unwrap();
+    world.disk.flip_bit(&world.segments()[0].clone(), 8 * 900);
+    let ids: Vec<MemoryId> = world.expected.keys().copied().collect();
+    // The content hash of an item covers its payload, so the features of the damaged one are set without it.
+    let features: Vec<u8> = ids.iter().flat_map(|_| [0, 0x3C, 0, 0x40]).collect();
+    let (weights, groups) = (Vec::new(), Vec::new());
+    let upsert = Upsert { ids: ids.clone(), weights, groups, keys: None, features, payloads: None };
+    let answered = Arc::new(Mutex::new(false));
+    let slot = Arc::clone(&answered);
+    let record = Record::bare(Command::Upsert(upsert));
+    world.store().write(vec![(P, record)], move |answers| *slot.lock() = answers.iter().all(Result::is_ok));
+    world.store().turn().unwrap();
+    assert!(*answered.lock());
+    let weights = vec![7; ids.len()];
+    match world.write(BufferCommand::SetWeights { buffer: buffer(), ids: ids.clone(), weights }) {
+        Some(Reply::Applied(outcome)) => assert_eq!((outcome.applied, outcome.rejected), (10, 0)),
+        other => panic!("{other:?}"),
+    }
+    world.append(&[100]).unwrap();
+    world.work(30);
+    let mut damaged = Vec::new();
+    for (id, payload) in world.expected.clone() {
+        match world.store().partitions().get(id) {
+            Ok(memory) => assert_eq!(memory.unwrap().payload, payload),
+            Err(error) => damaged.push((id, error.to_string())),
+        }
+    }
+    let [(id, text)] = &damaged[..] else { panic!("{damaged:?}") };
+    assert!(text.contains(&format!("item {id}:")) && text.contains("payload checksum mismatch"), "{text}");
+    // Counted once, however often it is read and scrubbed, and named.
+    let stats = world.store().stats();
+    assert_eq!(stats.damaged_payloads, 1);
+    assert!(stats.damage.unwrap().contains("payload checksum mismatch"));
+    // It is listed with its version, and can be deleted.
+    let head = crate::PayloadPart::Start(engram_replay::item::MAX_HEAD_BYTES as u32);
+    let mut versions = Vec::new();
+    let each = |memory: crate::Memory<'_>| versions.push(Head::decode(memory.payload).unwrap().0.version);
+    world.store().partitions().scan_parts(P, None, u32::MAX, head, each).unwrap();
+    versions.sort_unstable();
+    assert_eq!(versions, (1..=11).collect::<Vec<u64>>());
+    world.delete(&[*id]).unwrap();
+    world.check();
+    world.store = None;
+    world.open().unwrap();
+    world.check();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::cluster::{P, TestCluster};
 use engram_cluster::Change;
 use engram_memory::buffer::{Buffer, BufferRef, Limits, Remover};
-use engram_memory::{Blobs, BufferCommand, Command, Group, Ordinal, Record};
+use engram_memory::{Blobs, BufferCommand, Command, Group, MemoryId, Ordinal, Record};
 use engram_replay::item::Head;
 use engram_store::Store;
 use std::collections::BTreeMap;
@@ -108,4 +108,60 @@ fn damaged_payloads_of_any_replica_are_repaired_from_another_one() {
             assert_eq!(payloads(cluster.store(node)), expected, "node {node}, damaged {damaged}");
         }
     }
+}
+
+#[test]
+fn a_damaged_payload_of_the_only_replica_does_not_block_re_replication_of_the_rest() {
+    let mut cluster = TestCluster::new(2, 2);
+    cluster.write(0, define()).unwrap();
+    for version in 0..4 {
+        // More than the log keeps in memory.
+        cluster.write(0, append(version, &[100, (4 << 20) - 17, 0, 1 << 20])).unwrap();
+    }
+    let expected = payloads(cluster.store(0));
+    cluster.store(0).snapshot_all(None, |written| assert!(written.is_ok()));
+    cluster.settle();
+    cluster.kill(1);
+    cluster.change(&Change::Promote { primary: cluster.member(0), isr: vec![Ordinal(0)] });
+    cluster.settle();
+    cluster.flip_payload_bit(0);
+    cluster.replace_disk(1);
+    cluster.start(1);
+    cluster.change(&Change::Learn(vec![Ordinal(1)]));
+    let mut turns = 0;
+    while cluster.entry.isr.len() < 2 && turns < 400 {
+        cluster.clock.advance(50);
+        cluster.settle();
+        turns += 1;
+    }
+    assert_eq!(cluster.entry.isr.len(), 2, "{:?}", cluster.store(0).stats().damage);
+    // The new replica has the same state, and the same item is damaged there.
+    for _ in 0..60 {
+        cluster.clock.advance(60 * 60 * 1_000);
+        cluster.lease();
+        cluster.settle();
+    }
+    let digests = cluster.digests();
+    assert_eq!((digests.len(), digests[0]), (2, digests[1]));
+    assert_eq!(cluster.entry.primary, Ordinal(0), "no other replica can repair it");
+    let mut lost = Vec::new();
+    for node in [0, 1] {
+        let mut damaged = Vec::new();
+        for (&id, payload) in &expected {
+            match cluster.store(node).partitions().get(MemoryId(id)) {
+                Ok(memory) => assert_eq!(memory.unwrap().payload, payload),
+                // The cache of the first may still have it.
+                Err(error) => damaged.push((id, error.to_string())),
+            }
+        }
+        assert!(damaged.iter().all(|(id, text)| text.contains(&format!("item {}:", MemoryId(*id)))), "{damaged:?}");
+        assert_eq!(cluster.store(node).stats().damaged_payloads, 1, "node {node}");
+        lost.push(damaged.len());
+    }
+    assert_eq!(lost[1], 1, "{lost:?}");
+    // Writes go on.
+    cluster.write(0, append(9, &[10])).unwrap();
+    cluster.settle();
+    let digests = cluster.digests();
+    assert_eq!((digests.len(), digests[0]), (2, digests[1]));
 }
