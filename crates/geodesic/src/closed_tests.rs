@@ -111,3 +111,37 @@ fn lattices_without_two_increasing_break_points_are_refused() {
     assert!(matches!(Lattice::new(&[0.0, 0.0], &[0.0], 8), Err(Error::Order { index: 1, .. })));
     assert!(matches!(Lattice::new(&[0.0, 1.0], &[0.0], 0), Err(Error::Range { .. })));
 }
+
+/// Counts the points at which it is evaluated.
+struct Counted<'a>(&'a MetricNetwork, std::sync::atomic::AtomicUsize);
+
+impl Metric for Counted<'_> {
+    fn values(&self, points: &[(f64, f64)]) -> Vec<f64> {
+        self.1.fetch_add(points.len(), std::sync::atomic::Ordering::Relaxed);
+        self.0.values(points)
+    }
+
+    fn jets(&self, points: &[(f64, f64)]) -> Vec<crate::metric::MetricJet> {
+        self.0.jets(points)
+    }
+
+    fn version(&self) -> u128 {
+        self.0.version()
+    }
+}
+
+#[test]
+fn evaluations_do_not_grow_with_the_number_of_pairs() {
+    let network = MetricNetwork::stress(1);
+    let breaks: Vec<f64> = (0..6).map(|i| -1.0 + 0.4 * f64::from(i)).collect();
+    let lattice = Lattice::new(&breaks, &[-0.5, 0.0, 0.5], 8).unwrap();
+    let evaluations = |pairs: &[(usize, usize)]| {
+        let metric = Counted(&network, std::sync::atomic::AtomicUsize::new(0));
+        let features = lattice.features(&metric, pairs);
+        assert_eq!(features.displacement.len(), 3 * pairs.len());
+        metric.1.into_inner()
+    };
+    let (one, all) = (evaluations(&[(0, 1)]), evaluations(&lattice.all_pairs()));
+    assert_eq!((one, all), (3 * (5 * 8 + 6), lattice.evaluations()));
+    assert_eq!(one, all);
+}

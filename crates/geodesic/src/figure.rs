@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::{Agreement, Closed1D, ShootingEngine, agreement};
 use crate::error::Error;
 use crate::metric::Metric;
+use crate::shooting::BatchedShooting;
 use crate::train::Trainer;
 use crate::trajectory::{Problem, trajectory};
 
@@ -46,6 +48,23 @@ impl Trainer {
     /// The losses after the last step.
     pub fn loss_point(&self) -> LossPoint {
         LossPoint { step: self.steps(), training: self.last_loss().reconstruction, validation: self.validation_loss() }
+    }
+
+    /// How far shooting, which does not use the closed form, is from the closed form on the trained metric: from the lowest to the
+    /// highest concentration and back, at a few wavelengths.
+    ///
+    /// # Errors
+    /// If a problem is out of range.
+    pub fn engine_agreement(&self) -> Result<Agreement, Error> {
+        let metric = &self.best().metric;
+        let ends = |i: usize| if i.is_multiple_of(2) { (-1.0, 1.0) } else { (1.0, -1.0) };
+        let problem = |i: usize| {
+            let (start, end) = ends(i);
+            Problem { start, end, wavelength: 2.0 * i as f64 / (WAVELENGTHS - 1) as f64 - 1.0 }
+        };
+        let problems: Vec<Problem> = (0..WAVELENGTHS).map(problem).collect();
+        let shooting = ShootingEngine { metric, shooting: BatchedShooting::default() };
+        agreement(&Closed1D { metric }, &shooting, &problems, &[0.25, 0.5, 0.75])
     }
 
     /// The metric of the best model at a few wavelengths.
@@ -97,5 +116,10 @@ mod tests {
         let log = |k: usize| 0.5 * figure.g[2][k].ln();
         assert!(((log(17) - log(15)) / (4.0 / 32.0) - figure.gamma[2][16]).abs() < 1e-2);
         assert_eq!(trainer.loss_point().step, 60);
+        let agreement = trainer.engine_agreement().unwrap();
+        assert!(
+            agreement.compared == 5 && agreement.max_position < 1e-8 && agreement.max_velocity < 1e-8,
+            "{agreement:?}"
+        );
     }
 }

@@ -336,4 +336,16 @@ mod tests {
             Report::new(&spectra, &settings, &all, None).unwrap().to_json()
         );
     }
+
+    #[test]
+    fn flat_held_out_spectra_have_no_r2_and_do_not_spoil_the_report() {
+        let spectra = Generator::Hump.spectra(&REFERENCE_PPB, &reference_nm(), &Noise::default(), 0).unwrap();
+        let settings = Settings::default();
+        let report = Report::new(&spectra, &settings, &results(&spectra, &settings, 0.001), None).unwrap();
+        let undefined: Vec<f64> = report.folds.iter().filter(|f| f.scores.r2.is_none()).map(|f| f.ppb).collect();
+        assert_eq!(undefined, [0.0, 60.0]);
+        assert!(report.table().contains("undef/0.0010") && report.pooled_r2.is_some_and(f64::is_finite));
+        // Every reported fold keeps its prediction.
+        assert!(report.folds.iter().all(|f| f.prediction.len() == 601 && f.truth.len() == 601));
+    }
 }

@@ -116,3 +116,29 @@ impl Trainer {
         self.data.nm()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::{Generator, Noise};
+    use crate::settings::Settings;
+
+    #[test]
+    fn predictions_depend_on_every_source_spectrum_and_their_spread_is_reported() {
+        let (ppb, nm) = ([0.0, 15.0, 30.0, 60.0], (0..41).map(|i| 200.0 + 15.0 * f64::from(i)).collect::<Vec<_>>());
+        let data = Generator::Mixed.spectra(&ppb, &nm, &Noise::default(), 0).unwrap();
+        let settings = Settings { steps: 20, stride: 4, evaluate_every: 10, nodes: 4, ..Settings::default() };
+        let mut trainer = Trainer::new(data.clone(), Axes::new(&ppb, &nm).unwrap(), settings, 1).unwrap();
+        while !trainer.finished() {
+            trainer.advance().unwrap();
+        }
+        let original = trainer.prediction(20.0).unwrap();
+        assert!(original.spread.iter().any(|spread| *spread > 1e-6));
+        for source in 0..4 {
+            let exchanged = data.with_row(source, data.row((source + 1) % 4)).unwrap();
+            let mut other = trainer.clone();
+            other.data = exchanged;
+            assert_ne!(other.prediction(20.0).unwrap(), original, "source {source}");
+        }
+    }
+}

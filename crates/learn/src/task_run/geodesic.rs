@@ -7,7 +7,7 @@ mod source;
 use super::{StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
 use engram_api::{GeodesicRun, SpectraTraining};
 use engram_geodesic::{
-    CalibrationResult, CalibrationTask, Error, ErrorProfile, LeakingResult, LossPoint, MIN_CALIBRATED_FOLDS,
+    Agreement, CalibrationResult, CalibrationTask, Error, ErrorProfile, LeakingResult, LossPoint, MIN_CALIBRATED_FOLDS,
     MetricFigure, Report, Settings, TaskResult, Trainer, calibration_tasks, leaking_trainer, tasks,
 };
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,7 @@ struct FoldOutcome {
     profile: ErrorProfile,
     losses: Vec<LossPoint>,
     metric: MetricFigure,
+    agreement: Agreement,
 }
 
 /// The results of all tasks, by kind.
@@ -100,6 +101,7 @@ impl Geodesic {
                 profile: ErrorProfile::new(trainer, spectra.row(task.fold))?,
                 losses,
                 metric: trainer.metric_figure()?,
+                agreement: trainer.engine_agreement()?,
             })),
             Training::All(start) => Outcome::All {
                 predictions: LeakingResult::new(spectra, start, trainer)?,

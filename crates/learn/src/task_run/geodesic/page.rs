@@ -20,7 +20,7 @@ pub(super) fn page(run: &Geodesic, report: &Report, outcomes: &Outcomes, extras:
     sections.extend(report.folds.iter().flat_map(|fold| [spectrum(report, fold), residuals(report, fold)]));
     sections
         .extend(shown_model(report, outcomes).into_iter().flat_map(|it| [metric(report, it), geodesics(report, it)]));
-    sections.extend([losses(report, outcomes), starts(report, outcomes)]);
+    sections.extend([engines(report, outcomes), losses(report, outcomes), starts(report, outcomes)]);
     let models = outcomes.folds.len() + outcomes.all.len() + outcomes.calibrations.len();
     Page {
         kind: "Geodesic run",
@@ -295,6 +295,31 @@ fn geodesics(report: &Report, outcome: &FoldOutcome) -> Section {
         ),
         chart: Some(Chart { lines, logarithmic: false, x_name: "time in %" }),
         table: None,
+    }
+}
+
+/// Agreement of the engines on the trained metrics.
+fn engines(report: &Report, outcomes: &Outcomes) -> Section {
+    let header =
+        ["model", "problems solved by both", "not solved", "c(t), ppb axis = 2", "c'(0), relative", "residual"];
+    let row = |outcome: &FoldOutcome| {
+        let (result, it) = (&outcome.result, &outcome.agreement);
+        vec![
+            format!("{} ppb, start {}", report.folds[result.task.fold].ppb, result.task.start + 1),
+            it.compared.to_string(),
+            it.unsolved.to_string(),
+            format!("{:.1e}", it.max_position),
+            format!("{:.1e}", it.max_velocity),
+            format!("{:.1e}", it.max_residual),
+        ]
+    };
+    Section {
+        title: "Agreement of the engines".into(),
+        caption: "Largest differences between the closed form, which the model uses, and shooting, which does not use it, on the trained \
+                  metrics: geodesics over the whole axis at five wavelengths."
+            .into(),
+        chart: None,
+        table: Some((header.map(str::to_owned).to_vec(), outcomes.folds.iter().map(row).collect())),
     }
 }
 

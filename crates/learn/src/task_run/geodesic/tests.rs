@@ -27,8 +27,15 @@ fn findings_do_not_depend_on_the_number_of_workers_and_label_the_leaking_variant
     assert!(one.summary.iter().any(|line| line.starts_with("Leaking variant, not a validation")));
     assert!(one.summary.iter().any(|line| line.starts_with("RBF-GP")), "{:?}", one.summary);
     assert!((one.metrics["noise_level"] / 0.005 - 1.0).abs() < 0.1);
-    for part in ["90 % band", "Concentration from a spectrum", "Learned metric", "Geodesics", "Loss curves", "<polygon"]
-    {
+    for part in [
+        "90 % band",
+        "Concentration from a spectrum",
+        "Learned metric",
+        "Geodesics",
+        "Agreement of the engines",
+        "Loss curves",
+        "<polygon",
+    ] {
         assert!(one.page.contains(part), "{part}");
     }
     assert!((0.0..=1.0).contains(&one.metrics["band_coverage"]) && one.metrics["concentration_error_ppb"] >= 0.0);
