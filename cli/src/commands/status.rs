@@ -60,27 +60,28 @@ pub(crate) async fn run(arguments: &Status, context: &Context) -> anyhow::Result
     }
     overview.warnings.extend(restarts.iter().filter_map(|(ordinal, restarts)| {
         let worker = overview.workers.iter().find(|worker| worker.ordinal == *ordinal)?;
-        crash_loop(*ordinal, *restarts, worker.uptime_seconds)
+        crash_loop(*ordinal, *restarts, worker.uptime_seconds, &target)
     }));
     if context.output.is_structured() {
         context.output.value(&serde_json::to_value(&overview)?)?;
     } else {
-        context.output.text(&text(&overview, &restarts, &context.output))?;
+        context.output.text(&text(&overview, &restarts, &target, &context.output))?;
     }
     if overview.ready { Ok(ExitCode::Ok) } else { Err(Exit(ExitCode::NotReady).into()) }
 }
 
 /// Describes a worker that exits again and again.
-fn crash_loop(ordinal: u32, restarts: u32, uptime_seconds: f64) -> Option<String> {
+fn crash_loop(ordinal: u32, restarts: u32, uptime_seconds: f64, target: &Target) -> Option<String> {
     /// Fewer restarts are those of an upgrade or a single fault.
     const RESTARTS: u32 = 3;
     /// A worker that ran for longer recovered.
     const UPTIME_SECONDS: f64 = 600.0;
     (restarts >= RESTARTS && uptime_seconds < UPTIME_SECONDS).then(|| {
-        format!(
-            "worker {ordinal} restarted {restarts} times, last {} ago; engram logs worker-{ordinal} shows why",
-            seconds(uptime_seconds)
-        )
+        let logs = match target {
+            Target::Kubernetes(cluster) => cluster.logs_command(Some(ordinal), " --previous"),
+            _ => format!("engram logs worker-{ordinal}"),
+        };
+        format!("worker {ordinal} restarted {restarts} times, last {} ago; {logs} shows why", seconds(uptime_seconds))
     })
 }
 
@@ -89,7 +90,7 @@ async fn coordinator(target: &Target) -> anyhow::Result<ClusterStatus> {
     admin::cluster(&coordinator, cluster).await
 }
 
-fn text(overview: &Overview, restarts: &BTreeMap<u32, u32>, output: &Output) -> String {
+fn text(overview: &Overview, restarts: &BTreeMap<u32, u32>, target: &Target, output: &Output) -> String {
     let verdict =
         if overview.ready { output.paint(Style::Good, "ready") } else { output.paint(Style::Bad, "not ready") };
     let mut text = format!(
@@ -202,7 +203,12 @@ fn text(overview: &Overview, restarts: &BTreeMap<u32, u32>, output: &Output) -> 
         text.push_str(&groups.render(output));
     }
     let (arguments, purpose) = next(overview);
-    text.push_str(&format!("\nnext: {}    {purpose}\n", output.command_line(arguments)));
+    // The logs of pods are no files of this machine.
+    let command = match (target, arguments.strip_prefix("logs")) {
+        (Target::Kubernetes(cluster), Some(options)) => cluster.logs_command(None, options),
+        _ => output.command_line(arguments),
+    };
+    text.push_str(&format!("\nnext: {command}    {purpose}\n"));
     text
 }
 

@@ -112,6 +112,17 @@ pub(crate) struct Cluster {
     ca: Option<String>,
 }
 
+/// Returns the selector of the pods of a cluster's workers.
+fn selector(cluster: &str) -> String {
+    format!("engram.dev/cluster={cluster},engram.dev/component=worker")
+}
+
+fn logs_command(namespace: &str, cluster: &str, worker: Option<u32>, options: &str) -> String {
+    let pods =
+        worker.map_or_else(|| format!("-l {}", selector(cluster)), |ordinal| format!("{cluster}-worker-{ordinal}"));
+    format!("kubectl -n {namespace} logs {pods} -c worker{options}")
+}
+
 impl Cluster {
     /// Finds a cluster by name, or the only one of the namespace.
     ///
@@ -136,7 +147,7 @@ impl Cluster {
     async fn read(client: Client, namespace: String, name: Option<&str>, token: Option<&Path>) -> anyhow::Result<Self> {
         let object = find_object(&client, &namespace, name).await?;
         let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let selector = format!("engram.dev/cluster={name},engram.dev/component=worker");
+        let selector = selector(&name);
         let pods = forward::list(&client, &namespace, &selector).await?;
         let forwarder = Arc::new(Forwarder::new(client.clone(), &namespace, &selector, &pods));
         let (network, ca) = token::network(&client, &namespace, &object, &forwarder, token).await?.unzip();
@@ -149,6 +160,11 @@ impl Cluster {
     /// Returns the route to the pods.
     pub(crate) const fn route(&self) -> &Route {
         &self.route
+    }
+
+    /// Returns the command that shows the logs of a worker, or of all. `options` starts with a space unless it is empty.
+    pub(crate) fn logs_command(&self, worker: Option<u32>, options: &str) -> String {
+        logs_command(&self.namespace, &self.name, worker, options)
     }
 
     /// Returns the CA certificates of a cluster with TLS, in PEM.
@@ -409,6 +425,14 @@ mod tests {
                 "conditions": [{ "type": "Ready", "status": ready, "message": "moving" }],
             },
         })
+    }
+
+    #[test]
+    fn logs_of_pods_are_shown_by_kubectl() {
+        let all = "kubectl -n research logs -l engram.dev/cluster=words,engram.dev/component=worker -c worker -f";
+        assert_eq!(logs_command("research", "words", None, " -f"), all);
+        let one = "kubectl -n research logs words-worker-2 -c worker --previous";
+        assert_eq!(logs_command("research", "words", Some(2), " --previous"), one);
     }
 
     #[test]
