@@ -110,7 +110,7 @@ impl Distribution {
         let block = own.or_else(|| {
             let last = (0..self.queues.len()).filter(|&other| !self.queues[other].is_empty());
             let busiest = last.max_by(|&one, &other| self.seconds_left(one).total_cmp(&self.seconds_left(other)))?;
-            // A device takes only what fits beside nothing else: blocks are released as they end.
+            // A device takes only what fits by itself: blocks are released as they end.
             let fits = self.resources[device].free_bytes >= self.bytes(*self.queues[busiest].back()?);
             if fits { self.queues[busiest].pop_back() } else { None }
         });

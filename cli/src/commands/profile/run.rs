@@ -89,7 +89,7 @@ pub(super) async fn profile(name: &str, to: Option<&Path>, context: &Context) ->
         return Ok(ExitCode::Ok);
     }
     let tracks = tracks(&report.timeline)?;
-    let profile = describe(name, &report.timeline, &tracks);
+    let profile = run_report(name, &report.timeline, &tracks);
     if let Some(path) = to {
         write(path, name, &report.timeline, (&tracks, &profile))?;
     }
@@ -144,7 +144,7 @@ fn tracks(timeline: &[TimelineSpan]) -> anyhow::Result<Vec<Track>> {
     Ok(tracks)
 }
 
-fn describe(name: &str, timeline: &[TimelineSpan], tracks: &[Track]) -> Report {
+fn run_report(name: &str, timeline: &[TimelineSpan], tracks: &[Track]) -> Report {
     let overall = analyse(tracks);
     let device = |(at, track): (usize, &Track)| Device {
         device: track.device.clone(),
@@ -293,7 +293,7 @@ mod tests {
         let tracks = tracks(&timeline).unwrap();
         let names: Vec<&str> = tracks.iter().map(|track| &*track.device).collect();
         assert_eq!(names, ["worker 0", "worker 2", "driver"]);
-        let profile = describe("r", &timeline, &tracks);
+        let profile = run_report("r", &timeline, &tracks);
         let analysis = profile.analysis.as_ref().unwrap();
         assert_eq!((analysis.bottleneck, analysis.bottleneck_name.as_deref()), ("imbalance", Some("worker 0")));
         assert!((profile.devices[0].shares.kernels - 0.89).abs() < 1e-9, "{:?}", profile.devices[0]);
@@ -308,7 +308,7 @@ mod tests {
         let mut timeline = timeline();
         timeline[2].lost = true;
         let tracks = tracks(&timeline).unwrap();
-        let profile = describe("r", &timeline, &tracks);
+        let profile = run_report("r", &timeline, &tracks);
         assert_eq!((profile.lost, profile.devices[0].shares.kernels), (1, 0.0));
         assert!(sentences(&profile).iter().any(|line| line == "tasks repeated because their worker was lost: 1"));
     }
