@@ -1,4 +1,5 @@
-"""The suites reduce and train done by PyTorch on the CPU: all-reduce of gloo between two processes, a step with fused AdamW."""
+"""The suites reduce and train done by PyTorch on the CPU: all-reduce of gloo between two processes, over one connection and over four, a step with
+fused AdamW."""
 
 import argparse
 import datetime
@@ -18,22 +19,38 @@ BATCH = 512
 REPEATS = {4 << 10: 2_000, 1 << 20: 500, 64 << 20: 20}
 
 
+# Smaller messages are not split.
+SPLIT = 64 << 10
+WORKLOADS = {1: "all-reduce", 4: "all-reduce-4"}
+
+
 def join(rank, port):
+    """Returns a process group by number of connections, each with its own threads."""
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=datetime.timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    groups = {}
+    for connections in WORKLOADS:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1") for _ in range(connections)]
+        options._threads = 2 * connections
+        options._timeout = datetime.timedelta(seconds=60)
+        groups[connections] = dist.ProcessGroupGloo(dist.PrefixStore(f"{connections}", store), rank, 2, options)
+    return groups
 
 
-def all_reduces(rank):
-    """Yields (bytes, milliseconds of each repeat); a tenth of the repeats warms up."""
+def all_reduces(rank, groups):
+    """Yields (workload, bytes, milliseconds of each repeat); a tenth of the repeats warms up."""
     for size, repeats in REPEATS.items():
-        tensor, took_ms = torch.empty(size // 4), []
-        for repeat in range(repeats + repeats // 10):
-            tensor.fill_(rank + 1.0)
-            before = time.perf_counter()
-            dist.all_reduce(tensor)
-            took_ms.append((time.perf_counter() - before) * 1e3)
-            assert tensor[size // 12] == 3.0
-        yield size, took_ms[repeats // 10 :]
+        for connections, group in groups.items():
+            tensor, took_ms = torch.empty(size // 4), []
+            parts = tensor.chunk(connections) if size > SPLIT else [tensor]
+            for repeat in range(repeats + repeats // 10):
+                tensor.fill_(rank + 1.0)
+                before = time.perf_counter()
+                for work in [group.allreduce([part]) for part in parts]:
+                    work.wait()
+                took_ms.append((time.perf_counter() - before) * 1e3)
+                assert tensor[size // 12] == 3.0
+            yield WORKLOADS[connections], size, took_ms[repeats // 10 :]
 
 
 def reduce():
@@ -43,9 +60,7 @@ def reduce():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     child = subprocess.Popen([sys.executable, __file__, "--rank-1", str(port)], stdout=subprocess.DEVNULL)
-    join(0, port)
-    rows = [("all-reduce", size, took_ms) for size, took_ms in all_reduces(0)]
-    dist.barrier()
+    rows = list(all_reduces(0, join(0, port)))
     child.wait()
     return "gloo", 1, rows
 
@@ -88,9 +103,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.rank_1:
         torch.set_num_threads(1)
-        join(1, arguments.rank_1)
-        list(all_reduces(1))
-        dist.barrier()
+        list(all_reduces(1, join(1, arguments.rank_1)))
         return
     torch.set_num_threads(1 if arguments.suite == "reduce" else os.cpu_count() or 1)
     peer, threads, measured = reduce() if arguments.suite == "reduce" else train()

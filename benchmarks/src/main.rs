@@ -68,7 +68,7 @@ enum Suite {
     Algebra,
     /// All-reduce between two ranks over loopback TCP
     Reduce,
-    /// Training step of the reference model
+    /// Training step of the reference model; efficiency at two workers and pause for checkpoints
     Train,
     /// Replay buffers: sample, new priorities and insert, in process and over loopback
     Replay,
@@ -114,7 +114,7 @@ fn main() -> anyhow::Result<()> {
         Suite::Store => store::store_rows(sizes, threads, scratch)?,
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
         Suite::Reduce => training::reduce_rows()?,
-        Suite::Train => training::train_rows(threads)?,
+        Suite::Train => [training::train_rows(threads)?, wire::training(scratch)?].concat(),
         Suite::Replay => [of_each(&replay::replay_rows)?, wire::replay(sizes, threads, scratch)?].concat(),
         Suite::Federated => wire::federated(sizes, threads, scratch)?,
         Suite::Replication => wire::replication(sizes, threads, scratch)?,

@@ -18,6 +18,8 @@ use crate::row::{Budget, Row};
 
 /// Elements of the messages: 4 kB, 1 MB and 64 MB.
 const ELEMENTS: [usize; 3] = [1 << 10, 1 << 18, 1 << 24];
+/// Suffix of the peer that splits a message over four connections.
+const FOUR: &str = ", 4 connections";
 /// Samples of a batch.
 const BATCH: usize = 512;
 /// Limit of the wait for the other rank.
@@ -53,11 +55,12 @@ fn reduce_row(elements: usize) -> Result<Row> {
         other.join().ok().context("the second rank panicked")??;
         measured
     })?;
-    let budget = Budget::Ratio { peer: "gloo".to_owned(), at_least: 1.3 };
+    let budget = |peer: &str| Budget::Ratio { peer: peer.to_owned(), at_least: 1.3 };
     let bytes = u32::try_from(4 * elements).context("a size fits")?;
     Ok(Row::lower("all-reduce of f32 over loopback TCP, 2 ranks, size: bytes", bytes, "ms", ours)
         .workload("all-reduce")
-        .with_budgets([budget]))
+        .workload_with("all-reduce-4", FOUR)
+        .with_budgets([budget("gloo"), budget(&format!("gloo{FOUR}"))]))
 }
 
 fn measured(elements: usize, addresses: &[SocketAddr], listener: &TcpListener) -> Result<crate::row::Figure> {

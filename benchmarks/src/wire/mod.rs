@@ -13,6 +13,7 @@ mod re_replication;
 mod replay;
 mod replication;
 mod single;
+mod training;
 mod writers;
 
 use std::path::Path;
@@ -49,6 +50,14 @@ pub(crate) fn replay(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Ve
 /// As [`rows`].
 pub(crate) fn federated(clients: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     federated::federated_rows(&runtime(threads)?, clients, scratch)
+}
+
+/// Measures trainings on clusters of one and two workers.
+///
+/// # Errors
+/// A cluster does not start, or a run fails.
+pub(crate) fn training(scratch: &Path) -> Result<Vec<Row>> {
+    training::training_rows(scratch)
 }
 
 /// Measures re-replication after the loss of a disk, and write latency meanwhile.
