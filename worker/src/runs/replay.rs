@@ -245,6 +245,11 @@ impl ReplayDriver {
         if group.service.is_none() {
             self.choose_position(group);
         }
+        // The driver before this one may have recorded the last step: no step follows that would end the training.
+        let recorded = group.service.as_ref().map_or(0, |service| service.record().position.step);
+        if group.joined.values().any(|(_, position)| position.step >= recorded) {
+            self.complete_after(group, recorded);
+        }
         Ok(group.service_event(ServiceEvent::Tick))
     }
 
@@ -299,10 +304,7 @@ impl ReplayDriver {
                 }
                 ServiceAction::Committed(position) => {
                     self.state.done = self.state.done.max(position.step);
-                    if position.step >= self.replay.steps && group.completed.is_none() {
-                        group.completed = Some(Instant::now());
-                        group.links.send_all(&training_order::Order::Stop(v1::StopTraining { complete: true }));
-                    }
+                    self.complete_after(group, position.step);
                 }
                 ServiceAction::Paused(reason) => {
                     self.paused(group, reason);
@@ -314,6 +316,14 @@ impl ReplayDriver {
             }
         }
         Ok(())
+    }
+
+    /// Asks all members for their results, once, if this was the last step.
+    fn complete_after(&self, group: &mut Group, step: u64) {
+        if step >= self.replay.steps && group.completed.is_none() {
+            group.completed = Some(Instant::now());
+            group.links.send_all(&training_order::Order::Stop(v1::StopTraining { complete: true }));
+        }
     }
 
     fn paused(&self, group: &mut Group, reason: PauseReason) {
