@@ -1,4 +1,4 @@
-//! Gradient-boosted regression trees on the training samples: a bound that a model should beat.
+//! Gradient-boosted regression trees on the training samples: a lower bound for what a model should reach.
 //!
 //! Least-squares boosting (Friedman, 2001) of shallow trees over binned features. The same data give the same trees: sums are in sample order, and
 //! of equal splits the first one is taken.

@@ -340,7 +340,8 @@ fn held_out_verdicts(result: &v1::TrainingResult) -> Vec<(bool, String)> {
 /// Compares the model with other predictors that were fitted to the same samples.
 fn comparisons(result: &v1::TrainingResult) -> Vec<(bool, String)> {
     let baselines = [("a ridge regression", &result.ridge), ("boosted trees", &result.boosted)];
-    let compared = baselines.into_iter().filter_map(|(name, baseline)| Some(comparison(result, name, baseline.as_ref()?)));
+    let compared =
+        baselines.into_iter().filter_map(|(name, baseline)| Some(comparison(result, name, baseline.as_ref()?)));
     compared.collect()
 }
 
@@ -353,8 +354,8 @@ fn comparison(result: &v1::TrainingResult, name: &str, baseline: &TrainingBaseli
         let figures = format!("squared error {:.5} against {:.5}", result.squared_error, baseline.squared_error);
         (result.squared_error < baseline.squared_error, figures)
     };
-    let verb = if wins { "beats" } else { "does not beat" };
-    (wins, format!("The model {verb} {name} on the held-out samples: {figures}."))
+    let verb = if wins { "is" } else { "is not" };
+    (wins, format!("The model {verb} better than {name} on the held-out samples: {figures}."))
 }
 
 fn buffer_verdicts(replay: &ReplayRun, loss: f64) -> Vec<(bool, String)> {
