@@ -466,8 +466,10 @@ impl Service {
         let timing = self.settings.timing;
         let waited_ms = now_ms.saturating_sub(change.since_ms);
         let candidates = self.candidates();
-        let complete = candidates.iter().all(|it| change.reports.contains_key(it));
-        if candidates.is_empty() || !(complete || waited_ms >= timing.progress_ms()) {
+        let complete = !candidates.is_empty() && candidates.iter().all(|it| change.reports.contains_key(it));
+        // Without a candidate, members that died are a reason to pause: the caller may start from a checkpoint.
+        let is_new = candidates.is_empty() && self.record.members.is_empty();
+        if is_new || !(complete || waited_ms >= timing.progress_ms()) {
             return;
         }
         let generation = self.record.generation;

@@ -7,6 +7,7 @@ mod check;
 mod plan;
 mod world;
 
+use engram_collective::group::{MemberId, PauseReason, Position, Record, Service, ServiceAction, ServiceEvent};
 use plan::{Bug, Fault, Plan, Summary};
 use world::World;
 
@@ -91,4 +92,15 @@ fn killed_member_costs_less_than_half_a_second() {
     let (process, host) = (slowest(true), slowest(false));
     assert!(process.is_some_and(|it| it < 150), "{process:?}");
     assert!(host.is_some_and(|it| it < 500 + 150), "{host:?}");
+}
+
+#[test]
+fn group_whose_last_member_died_is_reported_as_paused() {
+    let (last, settings) = (MemberId(1), Plan::quiet(1, 200).settings);
+    let record = Record { generation: 2, members: vec![last], position: Position { step: 154, digest: 9 } };
+    let mut service = Service::new(record, 1, settings, 0);
+    let mut actions = service.step(ServiceEvent::Died(last), 0);
+    actions.extend((0..10_000).step_by(50).flat_map(|now_ms| service.step(ServiceEvent::Tick, now_ms)));
+    let paused = |it: &&ServiceAction| matches!(it, ServiceAction::Paused(PauseReason::Quorum { present: 0, .. }));
+    assert_eq!(actions.iter().filter(paused).count(), 1, "{actions:?}");
 }
