@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from . import _engram
+from ._tracing import span, traceparent
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -42,7 +43,7 @@ def run(steps: Steps[T]) -> T:
 
 def _wait(step: _engram.Call | float) -> Any:
     if isinstance(step, _engram.Call):
-        return step.wait()
+        return step.wait(traceparent())
     time.sleep(step)
     return None
 
@@ -77,7 +78,7 @@ def send(call: _engram.Call) -> asyncio.Future[Any]:
         if future.cancelled():
             call.cancel()
 
-    call.start(done)
+    call.start(done, traceparent())
     future.add_done_callback(cancel)
     return future
 
@@ -96,7 +97,8 @@ def calls(method: Callable[Concatenate[S, P], Steps[T]]) -> Callable[Concatenate
 
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run(method(self, *args, **kwargs))
+        with span(method.__qualname__):
+            return run(method(self, *args, **kwargs))
 
     call.steps = method  # type: ignore[attr-defined]
     return call
@@ -113,7 +115,8 @@ def twin(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P]
     of = steps(method)
 
     async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await arun(of(self.sync, *args, **kwargs))
+        with span(method.__qualname__):
+            return await arun(of(self.sync, *args, **kwargs))
 
     functools.update_wrapper(call, method)
     return call

@@ -60,16 +60,18 @@ impl Call {
 
 #[pymethods]
 impl Call {
-    /// Sends the request, and waits for the result without the interpreter lock.
-    fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let pending = self.take(py)?;
+    /// Sends the request, and waits for the result without the interpreter lock. `traceparent` is the W3C context of its parent span.
+    #[pyo3(signature = (traceparent = None))]
+    fn wait(&self, py: Python<'_>, traceparent: Option<&str>) -> PyResult<Py<PyAny>> {
+        let pending = traced(self.take(py)?, traceparent);
         self.threads.wait(py, self.limit, pending)?(py)
     }
 
-    /// Sends the request. `done(result, exception)` is called in a thread of the runtime; not after `cancel`.
-    fn start(&self, py: Python<'_>, done: Py<PyAny>) -> PyResult<()> {
+    /// Sends the request. `done(result, exception)` is called in a thread of the runtime; not after `cancel`. `traceparent` is as of `wait`.
+    #[pyo3(signature = (done, traceparent = None))]
+    fn start(&self, py: Python<'_>, done: Py<PyAny>, traceparent: Option<&str>) -> PyResult<()> {
         let runtime = self.threads.of_this_process(py)?;
-        let (pending, limit) = (self.take(py)?, self.limit);
+        let (pending, limit) = (traced(self.take(py)?, traceparent), self.limit);
         let task = runtime.spawn(async move {
             let result = match deadline(limit) {
                 Some(deadline) => timeout_at(deadline, pending).await.ok(),
@@ -87,6 +89,14 @@ impl Call {
         if let State::Running(task) = &*self.state() {
             task.abort();
         }
+    }
+}
+
+/// Makes a request part of a trace. A context that is not one of W3C starts none: it comes from another package.
+fn traced(pending: Pending, traceparent: Option<&str>) -> Pending {
+    match traceparent.and_then(|text| text.parse().ok()) {
+        Some(context) => Box::pin(engram_trace::within(context, pending)),
+        None => pending,
     }
 }
 

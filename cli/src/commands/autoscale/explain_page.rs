@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn page_draws_every_known_value_and_lists_changes_as_text() {
-        let record = |minute, load, upper, desired| Record {
+        let record = |minute: i64, load, upper, desired| Record {
             seconds: 1_700_000_000 + minute * 60,
             load,
             upper,
