@@ -187,13 +187,8 @@ fn solutions(name: &str, metric: &MetricNetwork) -> Result<Vec<Row>> {
     let names = workloads("path", name);
     let names: Vec<(&str, &str)> = names.iter().map(|(a, b)| (&**a, &**b)).collect();
     Ok(vec![
-        row(
-            format!("T3 c(t) at {TIMES} times, {name} metric, closed form, from {} problems", problems.len()),
-            "ms",
-            paths,
-            &names,
-            Vec::new(),
-        ),
+        row(format!("T3 c(t) at {TIMES} times, {name} metric, closed form"), "ms", paths, &names, Vec::new()),
+        row(format!("T3 largest error of c(t), {name} metric"), "1", error(path_error), &[], Vec::new()),
         row(
             format!("BatchedShooting at 1e-6, {name} metric, from {} problems", problems.len()),
             "ms",
