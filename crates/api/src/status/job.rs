@@ -58,23 +58,25 @@ impl JobStatus {
 
 /// A process of a run of kind Job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase")]
 pub struct JobProcess {
     /// Index of the process, which it has as `ENGRAM_RANK`.
     pub index: u32,
     /// State.
+    #[serde(default)]
     pub phase: ProcessPhase,
     /// How often it was started again.
+    #[serde(default)]
     pub restarts: u32,
     /// Exit code of the last process of the index that ended; 128 plus the number of a signal that ended it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
     /// Why it ended or does not start: `Error`, `OOMKilled`, `ImagePullBackOff`, ...
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub reason: Option<String>,
     /// Last lines that a failed process wrote.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub log_tail: Option<String>,
 }
