@@ -80,9 +80,8 @@ impl Binned {
     fn of(data: &Dataset, fitted: usize) -> Self {
         let count = fitted.min(BIN_SAMPLES);
         let mut columns = vec![vec![0.0; count]; data.features];
-        for sample in 0..count {
-            data.nonzero(sample).into_iter().for_each(|(feature, value)| columns[feature][sample] = value);
-        }
+        let values = |sample| data.nonzero(sample).into_iter().map(move |(feature, value)| (feature, sample, value));
+        (0..count).flat_map(values).for_each(|(feature, sample, value)| columns[feature][sample] = value);
         let bounds: Vec<Vec<f64>> = columns.iter_mut().map(|column| quantiles(column)).collect();
         let mut binned = Self { first: vec![0], zero: Vec::new(), entries: Vec::new(), offsets: vec![0] };
         for bounds in &bounds {
