@@ -19,7 +19,8 @@ const TEST_PACKAGES: [&str; 5] = ["numpy", "pytest>=8", "pytest-timeout", "mypy>
 const TORCH_PACKAGES: [&str; 3] = ["torch", "gymnasium", "optuna"];
 /// What the tests of all integrations need in addition. The version of TransferQueue is the one that was read: the backend uses some of its private
 /// names.
-const INTEGRATION_PACKAGES: [&str; 3] = ["TransferQueue==0.1.11", "torchrl", "tensordict"];
+const INTEGRATION_PACKAGES: [&str; 5] =
+    ["TransferQueue==0.1.11", "torchrl", "tensordict", "opentelemetry-sdk", "grafana-foundation-sdk"];
 /// Tests that need the packages above.
 const TORCH_MARKERS: [&str; 1] = ["torch"];
 const INTEGRATION_MARKERS: [&str; 4] = ["transferqueue", "torchrl", "opentelemetry", "grafana"];
