@@ -293,7 +293,7 @@ impl View {
         let header =
             ["worker", "state", "memories", "partitions", "updates/s", "memory", "uptime", "device", "assignments"];
         let fixed = [7, 12, 13, 11, 12, 11, 9].map(Constraint::Length).into_iter();
-        let widths = fixed.chain([Constraint::Min(6), Constraint::Min(14)]);
+        let widths = fixed.chain([Constraint::Length(14), Constraint::Min(14)]);
         Grid::new(rows, widths)
             .header(Row::new(header).style(Style::new().add_modifier(Modifier::BOLD)))
             .block(Block::bordered().title(" workers "))
