@@ -1,7 +1,7 @@
 //! Items of the maximum size.
 
 use engram_client::{BufferSpec, Column, DType, Field, Fields, Items, Sample, SampleBy};
-use engram_memory::mix64;
+use engram_memory::{MemoryId, mix64};
 use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
 
 /// An item of almost 4 MiB, by its number.
@@ -46,6 +46,13 @@ fn items_of_4_mib_survive_a_killed_worker_and_re_replication() {
             rest = after;
         }
         assert_eq!((found.len(), found.missing.len()), (10, 0));
+        // Answers of several workers, in another order and with a handle that was never given out.
+        let mut mixed: Vec<MemoryId> = handles.iter().rev().copied().collect();
+        mixed.insert(4, MemoryId(u64::MAX - 1));
+        let found = buffer.get(&mixed, Fields::All).await.unwrap();
+        let rows = found.column("blob").unwrap().rows.clone().unwrap();
+        let lengths: Vec<u32> = (0..10).rev().map(|number| large(number).len() as u32).collect();
+        assert_eq!((rows, &found.missing[..]), (lengths, &mixed[4..5]));
         let names = buffer.list(None, 0).await.unwrap();
         assert_eq!(names.len(), 10);
         let sampled = buffer.sample(Sample::new(SampleBy::Uniform, 8, 1, 1)).await.unwrap();

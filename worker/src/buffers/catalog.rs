@@ -27,15 +27,21 @@ pub(crate) struct Definition {
 
 impl Definition {
     /// Parses a definition of a partition.
-    pub(crate) fn parse(group: Group, definition: &[u8]) -> Result<Self, Problem> {
+    pub(crate) fn parse(name: &str, group: Group, definition: &[u8]) -> Result<Self, Problem> {
         let read = || {
             let wire = v1::BufferSpec::decode(definition).ok()?;
             let partitions = wire.partitions;
             let spec = BufferSpec::from_wire(wire).ok()?;
             let schema = spec.check().ok()?;
-            Some(Self { buffer: BufferRef { group, stamp: xxh3_64(definition) }, spec, schema, partitions })
+            Some(Self { buffer: reference(group, definition), spec, schema, partitions })
         };
-        read().ok_or_else(|| Problem::of(ProblemKind::DataCorruption, "the definition of a buffer cannot be read"))
+        read().ok_or_else(|| {
+            let text = format!(
+                "buffer {name:?}: failed to parse its stored definition, which another version wrote; export its items with the version that created \
+                 it, run engram buffer delete {name}, and create it again"
+            );
+            Problem::of(ProblemKind::DataCorruption, text)
+        })
     }
 
     /// Encodes settings of a buffer on this number of partitions as a definition: equal settings have equal bytes.
@@ -82,6 +88,11 @@ impl Catalog {
     }
 }
 
+/// Returns what identifies a buffer in records: its group and the hash of its definition, whether or not that can be parsed.
+pub(crate) fn reference(group: Group, definition: &[u8]) -> BufferRef {
+    BufferRef { group, stamp: xxh3_64(definition) }
+}
+
 /// Returns the definition of a buffer in any local partition.
 pub(crate) fn find(store: &Partitions, name: &str) -> Option<(Group, Vec<u8>)> {
     store.iter().find_map(|partition| {
@@ -93,4 +104,20 @@ pub(crate) fn find(store: &Partitions, name: &str) -> Option<(Group, Vec<u8>)> {
 /// Returns the problem of a name without a buffer.
 pub(crate) fn unknown(name: &str) -> Problem {
     Problem::of(ProblemKind::BufferUnknown, format!("buffer {name:?} does not exist"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definition_of_another_version_is_refused_with_the_way_out() {
+        let problem = Definition::parse("train", Group(3), &[0xFF; 8]).unwrap_err();
+        assert_eq!(problem.kind(), ProblemKind::DataCorruption);
+        assert!(
+            problem.message.contains("\"train\"") && problem.message.contains("engram buffer delete train"),
+            "{}",
+            problem.message
+        );
+    }
 }

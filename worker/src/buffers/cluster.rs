@@ -1,7 +1,7 @@
 //! Calls that need all partitions: this worker asks each primary, itself included, and repeats the call when primaries change.
 
 use super::Buffers;
-use super::rows::Selection;
+use super::rows::{ANSWER_BYTES, Selection};
 use crate::partition_write::{FORWARD_DEADLINE, forward_problem};
 use crate::shared::Shared;
 use engram_memory::{MemoryId, Ordinal, PartitionId, partition_of};
@@ -112,9 +112,12 @@ impl Buffers {
         for plan in &request.partitions {
             by_owner.entry(self.primary(PartitionId(plan.partition))?).or_default().push(plan.clone());
         }
+        // Items that are used up cannot be read later, so their share is larger.
+        let most = if selection.definition.spec.max_reuse > 0 { 2 * ANSWER_BYTES } else { ANSWER_BYTES };
+        let max_bytes = (most / by_owner.len().max(1)) as u64;
         let calls = by_owner.into_iter().map(|(owner, plans)| {
             let partitions: Vec<PartitionId> = plans.iter().map(|plan| PartitionId(plan.partition)).collect();
-            let request = v1::DrawItemsRequest { partitions: plans, ..request.clone() };
+            let request = v1::DrawItemsRequest { partitions: plans, max_bytes, ..request.clone() };
             async move {
                 if owner == self.shared.ordinal() {
                     return self.local_draws(request).await;
@@ -153,6 +156,7 @@ impl Buffers {
             handles: rows.iter().map(|row| handles[*row].0).collect(),
             fields: selection.names(),
             without_fields: selection.names().is_empty(),
+            max_bytes: (ANSWER_BYTES / by_owner.len()) as u64,
         };
         let calls = by_owner.iter().map(|(&owner, rows)| {
             let request = request(rows);
@@ -171,7 +175,11 @@ impl Buffers {
                 selection.join(self.shared.while_primary(owner, &of, call).await?)
             }
         });
-        let batches: Vec<v1::ItemBatch> = join_all(calls).await.into_iter().collect::<Result<_, Problem>>()?;
+        let mut batches: Vec<v1::ItemBatch> = join_all(calls).await.into_iter().collect::<Result<_, Problem>>()?;
+        if batches.len() == 1 {
+            // It is in the order of the handles.
+            return Ok(batches.swap_remove(0));
+        }
         let mut order: Vec<(usize, (usize, usize))> = Vec::with_capacity(handles.len());
         let mut missing: Vec<u64> = Vec::new();
         for (index, (batch, rows)) in batches.iter().zip(by_owner.values()).enumerate() {

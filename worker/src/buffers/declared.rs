@@ -183,7 +183,7 @@ mod tests {
             assert!(DType::from_name(dtype.as_str()).is_some(), "{dtype:?}");
         }
         // What a partition stores is read back as the same settings.
-        let definition = Definition::parse(Group(1), &Definition::encode(&spec, 3)).unwrap();
+        let definition = Definition::parse("train", Group(1), &Definition::encode(&spec, 3)).unwrap();
         assert_eq!((definition.spec, definition.partitions), (spec, 3));
     }
 

@@ -26,7 +26,7 @@ impl Buffers {
         let wanted = name.to_owned();
         let found = self.shared.engine.read(move |store| catalog::find(store, &wanted)).await?;
         let (group, definition) = found.ok_or_else(|| unknown(name))?;
-        Ok(self.shared.buffers.insert(name, Definition::parse(group, &definition)?))
+        Ok(self.shared.buffers.insert(name, Definition::parse(name, group, &definition)?))
     }
 
     /// Returns the shares of the partitions served here, or of those requested.
@@ -83,7 +83,7 @@ impl Buffers {
         };
         let (group, oldest) = (definition.buffer.group, request.oldest_version);
         let counts_uses = definition.spec.max_reuse > 0;
-        let plans = request.partitions;
+        let (plans, max_bytes) = (request.partitions, request.max_bytes);
         let drawn = self.shared.engine.read_leased(partitions, move |store| {
             let mut ids: Vec<MemoryId> = Vec::new();
             let (mut draws, mut priorities) = (Vec::new(), Vec::new());
@@ -100,7 +100,7 @@ impl Buffers {
                     priorities.push(priority);
                 }
             }
-            let mut batch = selection.read(store, &ids)?;
+            let mut batch = selection.read(store, &ids, max_bytes)?;
             if counts_uses && selection.lacks_columns(&batch) {
                 return Ok(None);
             }
@@ -114,8 +114,9 @@ impl Buffers {
         let drawn = drawn.await?.map_err(|error| device_problem(&error))?;
         let (batch, sampled) = drawn.ok_or_else(|| {
             // The fields of items that are used up cannot be read later.
+            let most = if max_bytes == 0 { ANSWER_BYTES as u64 } else { max_bytes };
             invalid(format!(
-                "count: items of more than {ANSWER_BYTES} bytes on one worker are not allowed in a buffer with max_reuse; allowed: fewer items, or fewer fields"
+                "count: items of more than {most} bytes on one worker are not allowed in a buffer with max_reuse; allowed: fewer items, or fewer fields"
             ))
         })?;
         self.count_batch(&definition, sampled).await?;
@@ -162,7 +163,8 @@ impl Buffers {
         partitions.sort_unstable();
         partitions.dedup();
         self.require_served(&partitions).await?;
-        let read = self.shared.engine.read_leased(partitions, move |store| selection.read(store, &ids));
+        let max_bytes = request.max_bytes;
+        let read = self.shared.engine.read_leased(partitions, move |store| selection.read(store, &ids, max_bytes));
         read.await?.map_err(|error| device_problem(&error))
     }
 
@@ -173,7 +175,10 @@ impl Buffers {
         let records = match request.change {
             Some(Change::Define(define)) => self.definitions(&partitions, define)?,
             Some(Change::Drop(name)) => {
-                let buffer = self.definition(&name).await?.buffer;
+                let wanted = name.clone();
+                let found = self.shared.engine.read(move |store| catalog::find(store, &wanted)).await?;
+                let (group, definition) = found.ok_or_else(|| unknown(&name))?;
+                let buffer = catalog::reference(group, &definition);
                 self.shared.buffers.forget(&name);
                 let record = |partition: &PartitionId| (*partition, bare(BufferCommand::Drop { buffer }));
                 partitions.iter().map(record).collect()

@@ -4,7 +4,7 @@ use super::Buffers;
 use super::catalog::{Definition, unknown};
 use super::cluster::Patience;
 use super::convert::invalid;
-use super::local::{MAX_HANDLES, first_problem, is_unknown, sort_by_age};
+use super::local::{first_problem, is_unknown, sort_by_age};
 use super::rows::Selection;
 use super::wait::{Waiting, limiter};
 use engram_client::BufferSpec;
@@ -16,6 +16,8 @@ use engram_proto::v1::get_shares_request::Query;
 use engram_proto::v1::{self, Problem};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Items of a page of a list: with tags of 255 bytes less than 16 MiB.
+const PAGE_ITEMS: u32 = 32_768;
 /// Partition that gives a buffer its group.
 pub(super) const HOME: PartitionId = PartitionId(0);
 
@@ -29,7 +31,7 @@ impl Buffers {
         let home = self.share_of(&spec.name, HOME).await?;
         let mut used = Placement::spread(spec.capacity, most_share, self.shared.partitions());
         if !home.definition.is_empty() {
-            let existing = Definition::parse(group(&home), &home.definition)?;
+            let existing = Definition::parse(&spec.name, group(&home), &home.definition)?;
             existing.spec.expect(&spec).map_err(|error| invalid(error.to_string()))?;
             used = existing.partitions;
         }
@@ -92,7 +94,7 @@ impl Buffers {
             return Err(unknown(name));
         }
         let first = shares.first().ok_or_else(|| unknown(name))?;
-        let definition = Definition::parse(group(first), &first.definition)?;
+        let definition = Definition::parse(name, group(first), &first.definition)?;
         let stats = stats(&definition.spec, &shares);
         let response = v1::DescribeBufferResponse {
             spec: Some(definition.spec.to_wire()),
@@ -111,16 +113,21 @@ impl Buffers {
                 .flat_map(|ledger| ledger.buffers.iter().map(|(_, buffer)| buffer.name.clone()))
                 .collect::<BTreeSet<_>>()
         });
-        let mut buffers = Vec::new();
+        let (mut buffers, mut unreadable) = (Vec::new(), Vec::new());
         for name in names.await? {
             match self.describe(&name).await {
                 Ok(described) => buffers.push(described),
+                Err(problem) if problem.kind() == v1::ProblemKind::DataCorruption => {
+                    unreadable.push(v1::DeclarationProblem { buffer: name, problem: problem.message });
+                }
                 // It is being created or dropped.
                 Err(problem) if is_unknown(&problem) => {}
                 Err(problem) => return Err(problem),
             }
         }
-        let problems = self.declaration_problems(&buffers);
+        let mut problems = self.declaration_problems(&buffers);
+        problems.retain(|problem| unreadable.iter().all(|other| other.buffer != problem.buffer));
+        problems.append(&mut unreadable);
         Ok(v1::ListBuffersResponse { buffers, problems })
     }
 
@@ -178,9 +185,9 @@ impl Buffers {
     /// Returns a page of handles, versions and tags of items, oldest first.
     pub(crate) async fn list_items(&self, request: v1::ListItemsRequest) -> Result<Vec<v1::ItemBatch>, Problem> {
         let definition = self.definition(&request.buffer).await?;
-        let limit = if request.limit == 0 { MAX_HANDLES } else { request.limit.min(MAX_HANDLES) };
+        let limit = if request.limit == 0 { PAGE_ITEMS } else { request.limit.min(PAGE_ITEMS) };
         // With a tag, a page is what was read, however few have it.
-        let count = if request.tag.is_some() { MAX_HANDLES } else { limit };
+        let count = if request.tag.is_some() { PAGE_ITEMS } else { limit };
         let (query, after) = (Some(Query::Oldest(count)), request.after);
         let shares = v1::GetSharesRequest { buffer: request.buffer, query, after, ..v1::GetSharesRequest::default() };
         let shares = self.shares(&shares).await?;
@@ -203,7 +210,7 @@ impl Buffers {
             }
             batch = selection.merge(std::slice::from_ref(&batch), &order)?;
         }
-        let mut messages = selection.cut(batch)?;
+        let mut messages = selection.cut(batch);
         messages[0].more_after = more;
         Ok(messages)
     }

@@ -198,7 +198,7 @@ impl BufferService for Buffers {
         let drawn = async {
             let definition = self.definition(&request.buffer).await?;
             let selection = rows::Selection::new(definition, &request.fields, request.without_fields)?;
-            selection.cut(self.local_draws(request).await?)
+            Ok(selection.cut(self.local_draws(request).await?))
         };
         item_stream(self.shared.admission.run("DrawItems", Box::pin(drawn)).await)
     }

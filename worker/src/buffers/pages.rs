@@ -1,7 +1,8 @@
 //! Answers with more fields than fit into memory: the rows are decided at once, their fields are read in pages while the client receives
 //! them.
 //!
-//! A worker reads at most [`ANSWER_BYTES`] of fields for one call of another. Above, it returns rows without columns.
+//! All workers together read at most [`ANSWER_BYTES`] of fields for a call at a time: each has an equal share. Above, a worker returns rows without
+//! columns.
 
 use super::rows::{ANSWER_BYTES, Selection};
 use super::{Batches, Buffers};
@@ -33,7 +34,7 @@ impl Buffers {
     /// Returns the messages of an answer.
     pub(crate) fn messages(&self, answer: Answer) -> Result<Batches, Problem> {
         if !answer.selection.lacks_columns(&answer.batch) {
-            let messages = answer.selection.cut(answer.batch)?;
+            let messages = answer.selection.cut(answer.batch);
             return Ok(futures::stream::iter(messages.into_iter().map(Ok)).boxed());
         }
         let pages = Pages { buffers: self.clone(), answer, start: 0, rows: FIRST_ROWS };
@@ -90,6 +91,6 @@ impl Pages {
         if is_first {
             page.missing.extend(&batch.missing);
         }
-        selection.cut(page).map(Some)
+        Ok(Some(selection.cut(page)))
     }
 }

@@ -9,6 +9,7 @@ use engram_memory::MemoryId;
 use engram_proto::v1::{self, Problem};
 use engram_replay::item::{self, Head};
 use engram_store::{Partitions, PayloadPart};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes of a message with items: below the limit of 4 MiB, with room for a last large item.
@@ -16,7 +17,8 @@ const MESSAGE_BYTES: usize = 2 << 20;
 /// Bytes of an item in a message without tag and fields.
 const HEAD_BYTES: usize = 64;
 
-/// Bytes of fields that a worker reads for one call of another.
+/// Bytes of fields that a call holds at a time, over all workers: below the limit of 16 MiB per call, as messages are made of them. Above the
+/// largest item, so that a call for one item always succeeds.
 pub(crate) const ANSWER_BYTES: usize = 8 << 20;
 /// Items read before these bytes are checked.
 const READ_ITEMS: usize = 16;
@@ -27,6 +29,20 @@ struct Rows {
     /// Rows and bytes of each field.
     data: Vec<(Vec<u32>, Vec<u8>)>,
     bytes: usize,
+    /// Bytes above which nothing more is read.
+    most: usize,
+}
+
+impl Rows {
+    /// Makes room for `items` of the size of those that were read.
+    fn reserve(&mut self, items: usize) {
+        let found = self.batch.handles.len().max(1);
+        let most = self.most;
+        for (_, data) in &mut self.data {
+            let expected = (data.len() / found + 1).saturating_mul(items).min(most);
+            data.reserve(expected.saturating_sub(data.len()));
+        }
+    }
 }
 
 /// Fields of the schema that a call returns.
@@ -56,16 +72,24 @@ impl Selection {
         self.fields.iter().map(|field| self.definition.schema.fields()[*field].name.clone()).collect()
     }
 
-    /// Reads items in the order of `ids`; those that do not exist, or are no items of the buffer, are in `missing`. Several items with more
-    /// than [`ANSWER_BYTES`] of fields have no columns.
-    pub(crate) fn read(&self, store: &mut Partitions, ids: &[MemoryId]) -> Result<v1::ItemBatch, Error> {
-        let mut rows =
-            Rows { batch: v1::ItemBatch::default(), data: vec![Default::default(); self.fields.len()], bytes: 0 };
+    /// Reads items in the order of `ids`; those that do not exist, or are no items of the buffer, are in `missing`. Items with more than
+    /// `max_bytes` of fields have no columns; 0 = [`ANSWER_BYTES`].
+    pub(crate) fn read(
+        &self,
+        store: &mut Partitions,
+        ids: &[MemoryId],
+        max_bytes: u64,
+    ) -> Result<v1::ItemBatch, Error> {
+        let most = usize::try_from(max_bytes).unwrap_or(usize::MAX).min(2 * ANSWER_BYTES);
+        let most = if most == 0 { ANSWER_BYTES } else { most };
+        let (batch, data) = (v1::ItemBatch::default(), vec![Default::default(); self.fields.len()]);
+        let mut rows = Rows { batch, data, bytes: 0, most };
         for piece in ids.chunks(if self.fields.is_empty() { ids.len().max(1) } else { READ_ITEMS }) {
             self.read_some(store, piece, &mut rows)?;
-            if rows.bytes > ANSWER_BYTES && ids.len() > 1 {
-                return Self { fields: Vec::new(), ..self.clone() }.read(store, ids);
+            if rows.bytes > most {
+                return Self { fields: Vec::new(), ..self.clone() }.read(store, ids, 0);
             }
+            rows.reserve(ids.len());
         }
         rows.batch.columns = self.columns(rows.data);
         Ok(rows.batch)
@@ -73,7 +97,7 @@ impl Selection {
 
     fn read_some(&self, store: &mut Partitions, ids: &[MemoryId], rows: &mut Rows) -> Result<(), Error> {
         let spec = &self.definition.spec;
-        let Rows { batch, data, bytes } = rows;
+        let Rows { batch, data, bytes, most } = rows;
         let part = match self.fields.is_empty() {
             true => PayloadPart::Start(item::MAX_HEAD_BYTES as u32),
             false => PayloadPart::All,
@@ -93,7 +117,7 @@ impl Selection {
             batch.trajectories.push(head.trajectory);
             batch.tags.push(Bytes::copy_from_slice(head.tag));
             *bytes += self.fields.iter().map(|field| ranges[*field].bytes.len()).sum::<usize>();
-            if *bytes > ANSWER_BYTES && batch.handles.len() > 1 {
+            if bytes > most {
                 return;
             }
             for (field, (rows, data)) in self.fields.iter().zip(data.iter_mut()) {
@@ -179,7 +203,7 @@ impl Selection {
     }
 
     /// Cuts a batch into messages.
-    pub(crate) fn cut(&self, batch: v1::ItemBatch) -> Result<Vec<v1::ItemBatch>, Problem> {
+    pub(crate) fn cut(&self, batch: v1::ItemBatch) -> Vec<v1::ItemBatch> {
         let mut heads = vec![0];
         let head = |end: &mut usize, tag: &Bytes| {
             *end += HEAD_BYTES + tag.len();
@@ -188,30 +212,24 @@ impl Selection {
         heads.extend(batch.tags.iter().scan(0, head));
         let bytes = batch.columns.iter().map(|column| column.data.len()).sum::<usize>();
         if bytes + heads[batch.tags.len()] <= MESSAGE_BYTES {
-            return Ok(vec![batch]);
+            return vec![batch];
         }
         let items = batch.handles.len();
         let ends: Vec<Vec<usize>> =
             batch.columns.iter().enumerate().map(|(index, column)| self.ends(index, column, items)).collect();
         let end = |row: usize| heads[row] + ends.iter().map(|ends| ends[row]).sum::<usize>();
         let mut messages = Vec::new();
-        let whole = std::slice::from_ref(&batch);
         let mut start = 0;
         while start < items {
             let fits = (start + 1..items).find(|next| end(*next + 1) - end(start) > MESSAGE_BYTES);
             let rows = start..fits.unwrap_or(items);
             start = rows.end;
-            let order: Vec<(usize, usize)> = rows.clone().map(|row| (0, row)).collect();
-            let mut message = self.merge(whole, &order)?;
-            message.weights = batch.weights.get(rows.clone()).unwrap_or_default().to_vec();
-            message.draws = batch.draws.get(rows.clone()).unwrap_or_default().to_vec();
-            message.drawn_priorities = batch.drawn_priorities.get(rows).unwrap_or_default().to_vec();
-            messages.push(message);
+            messages.push(part(&batch, &ends, rows));
         }
         if let Some(first) = messages.first_mut() {
             first.missing = batch.missing;
         }
-        Ok(messages)
+        messages
     }
 
     /// Joins the messages of one worker.
@@ -231,5 +249,31 @@ impl Selection {
             joined.drawn_priorities.extend(message.drawn_priorities);
         }
         Ok(joined)
+    }
+}
+
+/// Returns some rows of a batch, without a copy of their fields; `ends` are the places of each column.
+fn part(batch: &v1::ItemBatch, ends: &[Vec<usize>], rows: Range<usize>) -> v1::ItemBatch {
+    fn of<T: Clone>(column: &[T], rows: &Range<usize>) -> Vec<T> {
+        column.get(rows.clone()).unwrap_or_default().to_vec()
+    }
+    let column = |(column, ends): (&v1::FieldColumn, &Vec<usize>)| v1::FieldColumn {
+        field: column.field.clone(),
+        dtype: column.dtype.clone(),
+        shape: column.shape.clone(),
+        data: column.data.slice(ends[rows.start]..ends[rows.end]),
+        rows: of(&column.rows, &rows),
+    };
+    v1::ItemBatch {
+        handles: of(&batch.handles, &rows),
+        columns: batch.columns.iter().zip(ends).map(column).collect(),
+        priorities: of(&batch.priorities, &rows),
+        versions: of(&batch.versions, &rows),
+        trajectories: of(&batch.trajectories, &rows),
+        tags: of(&batch.tags, &rows),
+        weights: of(&batch.weights, &rows),
+        draws: of(&batch.draws, &rows),
+        drawn_priorities: of(&batch.drawn_priorities, &rows),
+        ..v1::ItemBatch::default()
     }
 }

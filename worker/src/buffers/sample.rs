@@ -154,6 +154,7 @@ impl Buffers {
             partitions: chosen.partitions,
             fields: request.selection.names(),
             without_fields: request.selection.names().is_empty(),
+            max_bytes: 0,
         };
         let batches = self.draws(&request.selection, &draws).await?;
         let mut batch = merge(&request.selection, &batches)?;

@@ -102,6 +102,11 @@ impl Batch {
         let mut batch = Self::default();
         let mut data: Vec<BytesMut> = Vec::new();
         let single = parts.len() == 1;
+        let bytes_of = |index: usize| {
+            let columns = parts.iter().filter_map(|part| part.columns.get(index));
+            columns.map(|column| column.data.len()).sum::<usize>()
+        };
+        let lengths: Vec<usize> = (0..parts.first().map_or(0, |part| part.columns.len())).map(bytes_of).collect();
         for part in parts {
             batch.handles.extend(part.handles.into_iter().map(MemoryId));
             batch.missing.extend(part.missing.into_iter().map(MemoryId));
@@ -125,7 +130,9 @@ impl Batch {
                         }
                     }
                     (None, None) => {
-                        data.push(BytesMut::from(&column.data[..]));
+                        let mut whole = BytesMut::with_capacity(lengths.get(index).copied().unwrap_or_default());
+                        whole.extend_from_slice(&column.data);
+                        data.push(whole);
                         batch.columns.push(column);
                     }
                     _ => return Err(Error::Protocol("parts of a batch with other columns".into())),

@@ -2,6 +2,7 @@
 
 mod append;
 mod batch;
+mod get;
 mod read;
 mod spec;
 
@@ -20,7 +21,7 @@ use engram_memory::{Ordinal, PartitionId};
 use engram_proto::v1;
 use engram_replay::schema::Schema;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use tonic::{Request, Response, Status};
 
 /// A replay buffer of a cluster. Cheap to clone; clones share a session.
@@ -36,6 +37,8 @@ struct Inner {
     partitions: Vec<PartitionId>,
     /// Index of the partition of the next append: appends go around.
     next: AtomicU32,
+    /// Bytes of the jagged fields of an item, on average of the last read; 0 = unknown.
+    jagged_bytes: AtomicUsize,
 }
 
 impl Client {
@@ -151,7 +154,14 @@ impl Buffer {
         if partitions.is_empty() {
             return Err(Error::Protocol("a buffer without partitions".into()));
         }
-        Ok(Self(Arc::new(Inner { session: client.session(), spec, schema, partitions, next })))
+        Ok(Self(Arc::new(Inner {
+            session: client.session(),
+            spec,
+            schema,
+            partitions,
+            next,
+            jagged_bytes: AtomicUsize::new(0),
+        })))
     }
 
     /// Returns its name.

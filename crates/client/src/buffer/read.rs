@@ -2,10 +2,13 @@
 
 use super::spec::refused;
 use super::{Batch, Buffer};
-use crate::call::Service;
+use crate::call::{Failure, Service};
+use crate::client::Client;
 use crate::error::Error;
-use engram_memory::MemoryId;
+use crate::map::Map;
+use engram_memory::{MemoryId, Ordinal};
 use engram_proto::v1;
+use std::sync::Arc;
 use std::time::Duration;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -27,7 +30,7 @@ impl Fields {
         Self::Named(names.into_iter().map(Into::into).collect())
     }
 
-    fn to_wire(&self) -> (Vec<String>, bool) {
+    pub(super) fn to_wire(&self) -> (Vec<String>, bool) {
         match self {
             Self::All => (Vec::new(), false),
             Self::None => (Vec::new(), true),
@@ -186,22 +189,6 @@ impl Buffer {
         .await
     }
 
-    /// Returns items by handle, in the order of the handles; those that do not exist are in `missing`.
-    ///
-    /// # Errors
-    /// As for [`Error`].
-    pub async fn get(&self, handles: &[MemoryId], fields: Fields) -> Result<Batch, Error> {
-        let (fields, without_fields) = fields.to_wire();
-        let handles = handles.iter().map(|handle| handle.0).collect();
-        let message = v1::GetItemsRequest { buffer: self.name().to_owned(), handles, fields, without_fields };
-        self.stream(
-            Duration::ZERO,
-            message,
-            |mut worker, request| async move { worker.buffers().get_items(request).await },
-        )
-        .await
-    }
-
     /// Leases up to `count` of the oldest items that a consumer has not had. They belong to this call until they are acknowledged, or until the
     /// lease ends.
     ///
@@ -249,7 +236,7 @@ impl Buffer {
     }
 
     /// Returns one page of [`Buffer::list`], after an item, and the item after which the next page begins: `None` at the end. A page has at most
-    /// 65,536 items, and may have none where no item has the tag.
+    /// 32,768 items, and may have none where no item has the tag.
     ///
     /// # Errors
     /// As for [`Error`].
@@ -263,7 +250,7 @@ impl Buffer {
         let after = after.map(|handle| handle.0);
         let message = v1::ListItemsRequest { buffer: self.name().to_owned(), tag, limit, after };
         let call = |mut worker: Service, request| async move { worker.buffers().list_items(request).await };
-        let parts = self.parts(Duration::ZERO, message, call).await?;
+        let parts = self.parts(Duration::ZERO, message, Client::any_worker, call).await?;
         let more = parts.iter().find_map(|part| part.more_after).map(MemoryId);
         Ok((self.join(parts)?, more))
     }
@@ -282,14 +269,15 @@ impl Buffer {
     where
         F: Future<Output = Result<Response<Streaming<v1::ItemBatch>>, Status>>,
     {
-        self.join(self.parts(wait, message, call).await?)
+        self.join(self.parts(wait, message, Client::any_worker, call).await?)
     }
 
     /// Calls a worker and reads its answer, with retries until the deadline.
-    async fn parts<M: Clone, F>(
+    pub(super) async fn parts<M: Clone, F>(
         &self,
         wait: Duration,
         message: M,
+        worker: impl Fn(&Client) -> Result<(Arc<Map>, Ordinal, Service), Failure>,
         call: impl Fn(Service, Request<M>) -> F,
     ) -> Result<Vec<v1::ItemBatch>, Error>
     where
@@ -299,7 +287,7 @@ impl Buffer {
         let mut retry = client.read().waiting(wait);
         loop {
             let response = async {
-                let (map, owner, service) = client.any_worker()?;
+                let (map, owner, service) = worker(client)?;
                 let request = client.request(message.clone(), client.attempt(&retry));
                 let read = async {
                     let mut parts = call(service, request).await?.into_inner();

@@ -122,7 +122,7 @@ impl BufferCommand {
                 let (buffers, problems) = client.declared_buffers().await?;
                 list(&buffers, context)?;
                 for DeclarationProblem { buffer, problem } in problems {
-                    context.output.note(format!("note: buffer {buffer} of spec.buffers: {problem}"));
+                    context.output.note(format!("note: buffer {buffer}: {problem}"));
                 }
             }
             Self::Describe { name } => {
