@@ -475,7 +475,7 @@ impl PayloadMetrics {
             damaged: counter(
                 registrar,
                 "damaged_payloads",
-                "Damaged payloads of items found by reads and scrubbing, counted once per partition and repair",
+                "Damaged payloads of items found by reads, transfers and scrubbing",
             ),
         }
     }
