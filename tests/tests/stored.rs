@@ -72,7 +72,6 @@ fn continue_training(storage: &Storage, environment: &[(&str, &str)]) {
     let first = up();
     train(&first, training("model", 50, location));
     let credentials = storage.credentials(&first.folder().join("secret"), &storage.text("secretAccessKey"));
-    first.stop();
     let bucket = storage.bucket("s3://backups/models/model", &credentials);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("failed to create a runtime");
@@ -80,6 +79,7 @@ fn continue_training(storage: &Storage, environment: &[(&str, &str)]) {
     assert!(objects.iter().any(|object| object.name == "LATEST"), "{objects:?}");
     assert!(folders.len() == 1 && folders[0].starts_with("step-50-"), "older copies are removed: {folders:?}");
 
+    first.stop();
     let second = up();
     train(&second, training("model", 70, location));
     train(&second, training("undisturbed", 70, ""));

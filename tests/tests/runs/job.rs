@@ -79,7 +79,7 @@ fn ctrl_c_stops_the_processes_of_a_job_and_a_program_reaches_the_cluster() {
     Cluster::interrupt(&run);
     let status = wait_for("the command to exit", DEADLINE, || run.try_wait().expect("failed to wait for the command"));
     assert_eq!(status.code(), Some(130));
-    assert_eq!(log(&cluster, "endless", 0), "started\nstopped\n");
+    assert!(log(&cluster, "endless", 0).contains("stopped"), "it was not ended gracefully");
     assert_eq!(describe(&cluster, "endless")["phase"], "Cancelled");
 
     // The program of a user is this command: it finds the cluster by its variables.

@@ -4,7 +4,7 @@ use crate::local::process::Process;
 use crate::local::state;
 use anyhow::Context as _;
 use engram_api::Code;
-use engram_api::status::JobStatus;
+use engram_api::status::{JobStatus, ProcessPhase};
 use engram_proto::v1::{RunPhase, RunStatus};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -78,6 +78,9 @@ impl JobRecord {
             record.phase = JobPhase::Failed;
             record.message = "the command that executed the run was killed, and its processes with it".into();
             record.status.active = 0;
+            for process in record.status.processes.iter_mut().filter(|it| it.phase == ProcessPhase::Running) {
+                (process.phase, process.reason) = (ProcessPhase::Failed, Some("Killed".into()));
+            }
         }
         Ok(Some(record))
     }
