@@ -49,9 +49,11 @@ def main(peer, version, threads, workloads_of):
     parser.add_argument("suite", choices=["epoch", "store", "rank", "recall", "algebra", "replay"])
     parser.add_argument("--memories", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     arguments = parser.parse_args()
+    # Libraries write logs to the standard output.
+    output, sys.stdout = sys.stdout, sys.stderr
     rows = []
     for memories in arguments.memories:
         for workload, work in workloads_of(arguments.suite, memories):
             rows.append(measure(workload, memories, work))
             print(f"{peer}: {workload} {memories}: {rows[-1]['median']:.3f} ms", file=sys.stderr)
-    json.dump({"peer": peer, "version": version, "threads": threads, "rows": rows}, sys.stdout)
+    json.dump({"peer": peer, "version": version, "threads": threads, "rows": rows}, output)

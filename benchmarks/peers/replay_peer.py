@@ -15,6 +15,8 @@ BATCH = 512
 INSERT = 4_096
 ALPHA = 0.6
 BETA = 0.4
+# Of peers that are filled over gRPC or ZeroMQ: larger ones take longer to fill than the rest of the suite.
+MOST_LOOPBACK = 100_000
 
 
 def items(count, rng):
@@ -78,6 +80,8 @@ def torchrl(memories):
 def reverb(memories):
     import reverb as library
 
+    if memories > MOST_LOOPBACK:
+        return
     rng = np.random.default_rng(peer.SEED)
     table = library.Table(
         "train",
@@ -99,7 +103,9 @@ def reverb(memories):
                 writer.create_item("train", priority=1.0, trajectory=steps)
             writer.flush()
 
-    insert(memories)
+    # One flush per piece: what waits to be sent is in memory.
+    for start in range(0, memories, INSERT):
+        insert(min(INSERT, memories - start))
     keys = [sample[0].info.key for sample in client.sample("train", BATCH)]
     errors = dict(zip(keys, priorities(BATCH, rng).tolist()))
     yield "replay-loopback-sample", lambda: list(client.sample("train", BATCH))
@@ -114,8 +120,11 @@ def transferqueue(memories):
     import transfer_queue as tq
     from tensordict import TensorDict
 
+    if memories > MOST_LOOPBACK:
+        return
     rng = np.random.default_rng(peer.SEED)
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # Its actors reserve more cores than this machine may have; without them it waits.
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     tq.init()
 
     def batch(count):

@@ -46,11 +46,11 @@ pub(crate) struct Options {
     trace: Option<PathBuf>,
 }
 
-const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank, recall, algebra, reduce, train and replay)
+const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank, recall, algebra, reduce, train, replay and federated)
 
 numpy downloads about 20 MB. torch is numpy and PyTorch: about 200 MB if download.pytorch.org is reachable; otherwise \
 the package of PyPI, which for Linux on x86-64 brings the CUDA libraries along: about 3 GB to download and 5 GB on disk. \
-gloo is PyTorch too, for the suites reduce and train. cpprb, torchrl, reverb and transferqueue are for the suite replay, flwr for federated: torchrl and transferqueue bring PyTorch, reverb brings TensorFlow. \
+gloo is PyTorch too, for the suites reduce and train. cpprb, torchrl, reverb and transferqueue are for the suite replay, flwr for federated: torchrl and transferqueue bring PyTorch, reverb brings TensorFlow. torchdiffeq, torchode and diffrax are for the suite geodesic: they bring PyTorch or JAX. \
 All go into virtual environments under target/peers, once. One that cannot be installed or run is reported as skipped.";
 
 /// Rows of the max-plus matrices, and samples of the Fisher matrix.
@@ -82,6 +82,8 @@ enum Suite {
     Replay,
     /// Federated runs over real connections, 8 and 2,000 clients, and small updates alongside a slow upload; sizes are fixed
     Federated,
+    /// Geodesics of a learned metric: features, gradients, paths, trainings, in CPU time of one thread; sizes are fixed
+    Geodesic,
     /// Cost of replication, by number of replicas and durability mode
     Replication,
     /// Re-replication after a worker loses its disk: duration, and write latency meanwhile
@@ -106,6 +108,7 @@ impl Suite {
             Self::Train => "train",
             Self::Replay => "replay",
             Self::Federated => "federated",
+            Self::Geodesic => "geodesic",
             Self::Replication => "replication",
             Self::ReReplication => "re-replication",
             Self::Backup => "backup",
@@ -118,6 +121,7 @@ impl Suite {
         let mut kinds: Vec<peers::Kind> = asked.iter().flat_map(|peers| peers.kinds()).copied().collect();
         kinds.retain(|kind| match self {
             Self::Replay => kind.is_replay_buffer(),
+            Self::Geodesic => kind.is_solver(),
             Self::Federated => *kind == peers::Kind::Flower,
             Self::Reduce | Self::Train => *kind == peers::Kind::TorchTraining,
             // PyTorch has no faster way to the same product.
@@ -141,6 +145,9 @@ enum Peers {
     Torchrl,
     Reverb,
     Transferqueue,
+    Torchdiffeq,
+    Torchode,
+    Diffrax,
     Flwr,
 }
 
@@ -155,6 +162,9 @@ impl Peers {
             Self::Torchrl => &[peers::Kind::TorchRl],
             Self::Reverb => &[peers::Kind::Reverb],
             Self::Transferqueue => &[peers::Kind::TransferQueue],
+            Self::Torchdiffeq => &[peers::Kind::TorchDiffEq],
+            Self::Torchode => &[peers::Kind::TorchOde],
+            Self::Diffrax => &[peers::Kind::Diffrax],
             Self::Flwr => &[peers::Kind::Flower],
         }
     }
@@ -171,18 +181,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         _ => &options.memories,
     };
     let memories: Vec<String> = sizes.iter().map(u64::to_string).collect();
-    // Together with the binary: otherwise its dependencies would have other features and be built again.
     let profile = Profile::of_tools()?;
-    process::run(&mut profile.cargo("build", ["-p", "engram-cli", "-p", "engram-benchmarks"]))?;
-    let program = profile.folder().join("engram-benchmarks");
-    let mut ours = Command::new(program);
-    ours.current_dir(workspace::root()).args([options.suite.name(), "--memories", &memories.join(",")]);
-    // On disk: a temporary directory may be in memory, where a sync is free.
-    ours.arg("--scratch").arg(workspace::target());
-    ours.args(["--seconds", &options.seconds.to_string()]);
-    if let Some(path) = &options.trace {
-        ours.arg("--trace").arg(std::path::absolute(path).context("failed to resolve the path of the timeline")?);
-    }
+    let mut ours = measuring_program(options, profile, &memories)?;
     let peers = options.suite.peers(&options.peers);
 
     let (mut reports, mut versions) = (Vec::new(), Vec::new());
@@ -191,7 +191,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             eprintln!("round {round} of {}", options.rounds);
         }
         let mut report: Report =
-            serde_json::from_str(&process::read(&mut ours)?).context("engram-benchmarks did not write a report")?;
+            serde_json::from_str(&process::read(&mut ours)?).context("the measuring program did not write a report")?;
         let add = |kind: &peers::Kind| peers::add_or_skip(&mut report, *kind, options.suite.name(), &memories);
         versions = peers.iter().map(add).collect::<Result<_>>()?;
         reports.push(report);
@@ -206,6 +206,25 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     println!("\n{}", machine(&report, &versions));
     print!("{}", table::render(&report.rows));
     Ok(())
+}
+
+/// Builds the program that measures the suite, and returns its command.
+fn measuring_program(options: &Options, profile: Profile, memories: &[String]) -> Result<Command> {
+    if matches!(options.suite, Suite::Geodesic) {
+        process::run(&mut profile.cargo("build", ["-p", "engram-geodesic", "--example", "benchmark"]))?;
+        return Ok(Command::new(profile.folder().join("examples/benchmark")));
+    }
+    // Together with the binary: otherwise its dependencies would have other features and be built again.
+    process::run(&mut profile.cargo("build", ["-p", "engram-cli", "-p", "engram-benchmarks"]))?;
+    let mut ours = Command::new(profile.folder().join("engram-benchmarks"));
+    ours.current_dir(workspace::root()).args([options.suite.name(), "--memories", &memories.join(",")]);
+    // On disk: a temporary directory may be in memory, where a sync is free.
+    ours.arg("--scratch").arg(workspace::target());
+    ours.args(["--seconds", &options.seconds.to_string()]);
+    if let Some(path) = &options.trace {
+        ours.arg("--trace").arg(std::path::absolute(path).context("failed to resolve the path of the timeline")?);
+    }
+    Ok(ours)
 }
 
 /// Writes the page of the suite, if it has one that a command writes.

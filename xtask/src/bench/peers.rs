@@ -25,12 +25,20 @@ pub(super) enum Kind {
     TorchRl,
     Reverb,
     TransferQueue,
+    TorchDiffEq,
+    TorchOde,
+    Diffrax,
     Flower,
 }
 
 impl Kind {
     pub(super) fn is_replay_buffer(self) -> bool {
         matches!(self, Self::Cpprb | Self::TorchRl | Self::Reverb | Self::TransferQueue)
+    }
+
+    /// Whether it solves differential equations.
+    pub(super) fn is_solver(self) -> bool {
+        matches!(self, Self::TorchDiffEq | Self::TorchOde | Self::Diffrax)
     }
 
     /// Returns the program, and its first argument if it plays several peers.
@@ -43,6 +51,9 @@ impl Kind {
             Self::TorchRl => &["replay_peer.py", "torchrl"],
             Self::Reverb => &["replay_peer.py", "reverb"],
             Self::TransferQueue => &["replay_peer.py", "transferqueue"],
+            Self::TorchDiffEq => &["geodesic_peer.py", "torchdiffeq"],
+            Self::TorchOde => &["geodesic_peer.py", "torchode"],
+            Self::Diffrax => &["geodesic_peer.py", "diffrax"],
             Self::Flower => &["federated_peer.py"],
         }
     }
@@ -54,7 +65,7 @@ impl Kind {
 /// As [`add`], for other peers.
 pub(super) fn add_or_skip(report: &mut Report, kind: Kind, suite: &str, memories: &[String]) -> Result<String> {
     match add(report, kind, suite, memories) {
-        Err(error) if kind.is_replay_buffer() => {
+        Err(error) if kind.is_replay_buffer() || kind.is_solver() => {
             let name = kind.program().last().copied().unwrap_or_default();
             eprintln!("skipped {name}: {error:#}");
             Ok(format!("{name}: skipped"))
@@ -123,13 +134,19 @@ fn install(kind: Kind) -> Result<std::path::PathBuf> {
         Kind::Torch | Kind::TorchTraining => tools::python("peers/torch", "torch", &["torch"]),
         Kind::Flower => tools::python("peers/flwr", "flwr", &["flwr==1.42.0", "numpy"]),
         Kind::Cpprb => tools::python("peers/cpprb", "cpprb", &["cpprb==11.0.0"]),
+        // In one environment: PyTorch is large.
         Kind::TorchRl if cpu_index_answers() => {
             let index = ["torch", "torchrl", "tensordict", "--extra-index-url", TORCH_CPU_INDEX];
-            tools::python("peers/torchrl", "torchrl", &index)
+            tools::python("peers/torch-replay", "torchrl", &index)
         }
-        Kind::TorchRl => tools::python("peers/torchrl", "torchrl", &["torch", "torchrl", "tensordict"]),
+        Kind::TorchRl => tools::python("peers/torch-replay", "torchrl", &["torch", "torchrl", "tensordict"]),
+        Kind::TorchDiffEq | Kind::TorchOde => {
+            install(Kind::Torch)?;
+            tools::python("peers/torch", "torchdiffeq, torchode", &["torchdiffeq", "torchode"])
+        }
+        Kind::Diffrax => tools::python("peers/diffrax", "diffrax", &["diffrax", "jax"]),
         Kind::Reverb => tools::python("peers/reverb", "reverb", &["dm-reverb[tensorflow]==0.14.0"]),
-        Kind::TransferQueue => tools::python("peers/transferqueue", "transfer_queue", &["TransferQueue==0.1.11"]),
+        Kind::TransferQueue => tools::python("peers/torch-replay", "transfer_queue", &["TransferQueue==0.1.11"]),
     }
 }
 
