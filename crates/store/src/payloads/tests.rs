@@ -396,7 +396,7 @@ fn a_damaged_payload_stops_nothing_but_reads_of_its_item() {
     world.store().turn().unwrap();
     assert!(*answered.lock());
     let weights = vec![7; ids.len()];
-    match world.write(BufferCommand::SetWeights { buffer: buffer(), ids: ids.clone(), weights }) {
+    match world.write(BufferCommand::SetWeights { buffer: buffer(), ids, weights }) {
         Some(Reply::Applied(outcome)) => assert_eq!((outcome.applied, outcome.rejected), (10, 0)),
         other => panic!("{other:?}"),
     }
