@@ -49,7 +49,6 @@ pub(super) fn checks() -> Vec<Check> {
         // While it holds nothing: what is learned is compared to the bit.
         Check { name: "a run whose driver's node is killed learns what it would have", run: runs::moves },
         Check { name: "a run learns from a ConfigMap, and stops when it is deleted", run: runs::stops },
-        Check { name: "a program of an image runs as a Job, and its exit code is reported", run: runs::programs },
         Check { name: "kubectl engram says of it what its object says", run: status },
         Check { name: "memories written through the API server are what a worker serves", run: memories },
         Check { name: "what a worker's devices do is recorded from outside", run: profiled },

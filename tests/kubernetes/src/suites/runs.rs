@@ -169,41 +169,6 @@ fn in_order(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Check: a program of an image runs as a Job, and its exit code and output are in the status of the run.
-pub(super) fn programs(cluster: &Cluster) -> Result<String> {
-    let pod = cluster.api().get(&format!("{PODS}/{NAME}-worker-0"))?;
-    let image = pod["spec"]["containers"][0]["image"].as_str().context("no image")?;
-    for (name, arguments, phase) in [("succeeds", "--version", "Complete"), ("fails", "--no-such-option", "Failed")] {
-        let job = json!({ "image": image, "command": ["/engram-worker", arguments], "replicas": 2 });
-        let object = json!({
-            "apiVersion": "engram.dev/v1alpha1", "kind": "LearnerRun", "metadata": { "name": name, "namespace": NAMESPACE },
-            "spec": { "clusterRef": { "name": NAME }, "kind": "Job", "job": job },
-        });
-        cluster.api().create(RUNS, &object)?;
-        let mut last = Value::Null;
-        let ended = until("the program to end", RUN, || {
-            last = cluster.api().get(&format!("{RUNS}/{name}"))?["status"].take();
-            Ok((last["phase"] == phase).then_some(()))
-        });
-        ended.with_context(|| format!("the status of {name} is {last:#}"))?;
-        let status = engram(cluster, &["describe", "run", name, "-o", "json"])?;
-        let status = read(&status)?["status"]["job"].take();
-        let failed = status["processes"].as_array().into_iter().flatten().find(|it| it["phase"] == "Failed");
-        match failed {
-            None => ensure!(phase == "Complete" && status["succeeded"] == 2, "{status:#}"),
-            Some(process) => {
-                ensure!(process["exitCode"] == 2, "{status:#}");
-                ensure!(
-                    process["logTail"].as_str().is_some_and(|tail| tail.contains("--no-such-option")),
-                    "{status:#}"
-                );
-            }
-        }
-        cluster.api().delete(&format!("{RUNS}/{name}"), None)?;
-    }
-    Ok(String::new())
-}
-
 /// Check: a run learns from a ConfigMap, and stops when it is deleted, also where it stood still.
 pub(super) fn stops(cluster: &Cluster) -> Result<String> {
     let lines: String = (0..EPOCHS).map(|day| format!("{day},run-{}\n", day % 50)).collect();
