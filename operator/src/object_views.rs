@@ -167,7 +167,7 @@ fn container_failure(container: &Value) -> Option<StartFailure> {
 /// Returns the line of a termination message that has the cause: the last one but for the supervisor's, which repeats the exit code.
 fn cause_of_exit(message: &str) -> Option<&str> {
     let lines = || message.trim().lines().filter(|line| !line.is_empty());
-    lines().rfind(|line| !line.starts_with("worker ") && !line.starts_with(WORKER_EXITED)).or(lines().last())
+    lines().rfind(|line| !line.starts_with("worker ") && !line.starts_with(WORKER_EXITED)).or(lines().next_back())
 }
 
 /// Joins a reason and a message, shortened, without control characters.

@@ -75,7 +75,7 @@ async fn reconcile(object: Arc<DynamicObject>, run_context: Arc<RunContext>) -> 
     let key = key_of(&object);
     let span = reconcile_span::reconcile_span(RUN, &key, object.metadata.uid.as_deref());
     let run_context = async {
-        let result = reconcile_run(&object, &key, &run_context).await;
+        let result = Box::pin(reconcile_run(&object, &key, &run_context)).await;
         reconcile_span::record_outcome(&result);
         if let Err(error) = &result {
             tracing::warn!(run = %key, %error, "reconcile failed");
