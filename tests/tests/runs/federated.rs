@@ -4,6 +4,7 @@ use super::runs;
 use crate::has_ended;
 use engram_client::Client;
 use engram_participant::{Assignment, ClientKeys, Next, Participant};
+use engram_proto::v1;
 use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
 use serde_json::Value;
 use std::time::Duration;
@@ -127,6 +128,8 @@ fn a_round_survives_the_death_of_its_worker_and_counts_each_update_once() {
     assert_eq!(cluster.client(async |client| model(&client, "plain").await), [0.5; CLIENTS]);
     hide_updates(&mut cluster);
     train_on_device(&cluster);
+    send_small_updates_during_a_slow_upload(&cluster);
+    revoke_a_client(&cluster);
     cluster.stop();
 }
 
@@ -174,10 +177,125 @@ fn hide_updates(cluster: &mut Cluster) {
     assert_eq!(runs(cluster).len(), 2);
 }
 
+/// A run with one client whose upload has several chunks: it is cut in the middle, other clients end a whole run meanwhile, and it resumes.
+fn send_small_updates_during_a_slow_upload(cluster: &Cluster) {
+    const VALUES: usize = 600_000;
+    let one = format!("population: {CLIENTS}, perRound: {CLIENTS}, minimum: {CLIENTS}");
+    let large = manifest("large", 1, "")
+        .replace(&one, "population: 1, perRound: 1")
+        .replace(&format!("shape: [{CLIENTS}]"), &format!("shape: [{VALUES}]"));
+    for (name, text) in [("large", large), ("small", manifest("small", 2, ""))] {
+        let file = cluster.file(&format!("{name}.yaml"), text);
+        cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    }
+    let slow = SlowClient::new(VALUES);
+    let task = cluster.client(async |client| {
+        let task = slow.check_in(&client).await;
+        assert_eq!(slow.chunk(&client, task, Some(0)).await, 1);
+        task
+    });
+    cluster.client(async |client| take_part(participants(&client, "small", &keys())).await);
+    wait_for_success(cluster, "small");
+    // Another connection, of a client that can reach its endpoints only, as behind an ingress.
+    cluster.client(async |client| {
+        let mut map = (*client.map().expect("the client is connected")).clone();
+        map.version += 1;
+        map.workers.values_mut().for_each(|worker| "127.0.0.1:9".clone_into(&mut worker.client_address));
+        client.set_map(map);
+        assert_eq!(slow.chunk(&client, task, None).await, 1, "the upload resumes where it was cut");
+        for next in 1..slow.chunks() {
+            assert_eq!(slow.chunk(&client, task, Some(next)).await, next + 1);
+        }
+        slow.commit(&client, task).await;
+    });
+    wait_for_success(cluster, "large");
+    let model = cluster.client(async |client| model(&client, "large").await);
+    assert!(model.len() == VALUES && model.iter().all(|value| *value == 0.5));
+}
+
+/// A client that sends single chunks.
+struct SlowClient {
+    caller: v1::FederatedCaller,
+    update: Vec<u8>,
+}
+
+impl SlowClient {
+    const CHUNK: usize = 1 << 20;
+
+    fn new(values: usize) -> Self {
+        let (run, client) = ("large".to_owned(), "slow".to_owned());
+        let caller = v1::FederatedCaller { run, client, secret: vec![7; 32].into() };
+        Self { caller, update: 0.5_f32.to_le_bytes().repeat(values) }
+    }
+
+    fn chunks(&self) -> u32 {
+        self.update.len().div_ceil(Self::CHUNK) as u32
+    }
+
+    async fn check_in(&self, client: &Client) -> u64 {
+        loop {
+            let caller = Some(self.caller.clone());
+            let request = v1::CheckInRequest { caller, wait_ms: 5_000, ..v1::CheckInRequest::default() };
+            let answer = client.federated_check_in(request).await.expect("failed to check in");
+            if let Some(task) = answer.task {
+                return task.number;
+            }
+        }
+    }
+
+    /// Sends a chunk, or asks which is next. Returns the first missing one.
+    async fn chunk(&self, client: &Client, task: u64, index: Option<u32>) -> u32 {
+        let start = index.unwrap_or_default() as usize * Self::CHUNK;
+        let end = self.update.len().min(start + Self::CHUNK);
+        let content = if index.is_some() { self.update[start..end].to_vec() } else { Vec::new() };
+        let request = v1::UploadChunkRequest {
+            caller: Some(self.caller.clone()),
+            task,
+            nonce: 1,
+            index: index.unwrap_or_default(),
+            update_bytes: self.update.len() as u64,
+            checksum: crc32c::crc32c(&content),
+            content: content.into(),
+        };
+        let answer = client.federated_upload_chunk(request).await.expect("failed to upload");
+        assert_eq!(answer.refusal, None);
+        answer.next
+    }
+
+    async fn commit(&self, client: &Client, task: u64) {
+        let digest = engram_federated::service::digest(&self.update).to_vec().into();
+        let caller = Some(self.caller.clone());
+        let request = v1::CommitUpdateRequest { caller, task, nonce: 1, digest, samples: 1, loss: None };
+        let answer = client.federated_commit(request).await.expect("failed to commit");
+        assert_eq!((answer.refusal, answer.repeated), (None, false));
+    }
+}
+
+/// A revoked client is refused at its next call, and a round goes on without it.
+fn revoke_a_client(cluster: &Cluster) {
+    let file = cluster.file("open.yaml", manifest("open", 1, ""));
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    let keys = keys();
+    cluster.client(async |client| {
+        let participants = participants(&client, "open", &keys);
+        assert!(matches!(participants[0].next(Duration::ZERO).await, Ok(Next::Nothing)), "it is enrolled");
+    });
+    let revoked = cluster.engram(&["federated", "revoke", "open", "c0"]).exits_with(0);
+    assert!(revoked.stdout.contains("is revoked"), "{}", revoked.stdout);
+    cluster.client(async |client| {
+        let refused = participants(&client, "open", &keys)[0].next(Duration::ZERO).await.expect_err("revoked");
+        assert!(refused.to_string().contains("not revoked"), "{refused}");
+        client.cancel_run("open").await.expect("failed to cancel");
+    });
+}
+
 /// A device with a training program takes part; a program that fails gives its task back.
 fn train_on_device(cluster: &Cluster) {
     let one = format!("population: {CLIENTS}, perRound: {CLIENTS}, minimum: {CLIENTS}");
-    let file = cluster.file("device.yaml", manifest("device", 1, "").replace(&one, "population: 1, perRound: 1"));
+    let file = cluster.file(
+        "device.yaml",
+        manifest("device", 1, "    modelEncoding: Int8\n").replace(&one, "population: 1, perRound: 1"),
+    );
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let state = cluster.folder().join("device").display().to_string();
     // What the harness appends are arguments of the program.
