@@ -6,8 +6,8 @@ use crate::authorization::AccountAuthorizer;
 use crate::buffers::BufferMetrics;
 use crate::panics;
 use crate::peers::Traffic;
-use crate::shared::Shared;
 use crate::runs::FederatedMetrics;
+use crate::shared::Shared;
 use crate::training::TrainingMetrics;
 pub use engram_api::metrics::{MetricDescriptor, MetricType};
 use engram_identity::{Keys, Reason};
@@ -836,7 +836,8 @@ fn federated_metrics(registrar: &mut Registrar) -> FederatedMetrics {
     registrar.register("federated_sent_bytes", run, help, federated.sent_bytes.clone());
     let help = "Epsilon that a Federated run has spent, at the delta of its specification";
     registrar.register("federated_epsilon_spent", run, help, federated.epsilon.clone());
-    let help = "Time that this worker spent in aggregations of Federated runs, with the noise and the write of the model";
+    let help =
+        "Time that this worker spent in aggregations of Federated runs, with the noise and the write of the model";
     registrar.register("federated_aggregation_seconds", run, help, federated.aggregation_seconds.clone());
     federated
 }
