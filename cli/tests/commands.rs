@@ -219,7 +219,7 @@ fn decisions_of_a_file_are_plotted_listed_and_written_as_a_page() {
     assert_eq!((&list["items"][20]["desired"], &list["items"][20]["upperLoad"]), (&3.into(), &1_400.0.into()));
     let page = home.join("page.html");
     assert_eq!(engram(home, &[&explain[..], &["--to", page.to_str().unwrap()]].concat()).code, 0);
-    let page = std::fs::read_to_string(page).unwrap();
+    let page = fs::read_to_string(page).unwrap();
     assert!(page.contains("<svg") && page.contains("<td>ForecastAboveTarget</td>"), "{page}");
     let simulated = engram(home, &["autoscale", "simulate", "--load", &file, "-o", "json"]);
     assert_eq!(simulated.code, 0, "the file is a load too: {}", simulated.err);

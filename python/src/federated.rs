@@ -121,7 +121,7 @@ impl Participant {
         let next = async move { Ok(participant.next(wait).await) };
         Call::new(&self.threads, timeout, next, |py, next| {
             match next.map_err(|failure| of_participant(py, &failure))? {
-                Next::Task(assignment) => Ok(Py::new(py, FederatedTask(assignment))?.into_any()),
+                Next::Task(assignment) => Ok(Py::new(py, FederatedTask(*assignment))?.into_any()),
                 Next::Ended(how) => convert::object(py, how),
                 Next::Nothing => Ok(py.None()),
             }

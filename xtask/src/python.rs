@@ -103,7 +103,8 @@ impl Suite {
         }
         if options.integrations {
             suite.packages.extend(INTEGRATION_PACKAGES);
-            (suite.environment, suite.module) = ("python-test-integrations", "torchrl, transfer_queue, gymnasium, optuna");
+            (suite.environment, suite.module) =
+                ("python-test-integrations", "torchrl, transfer_queue, gymnasium, optuna");
             suite.without.clear();
         }
         suite

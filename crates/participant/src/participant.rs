@@ -28,7 +28,7 @@ pub struct Assignment {
 #[derive(Debug, Clone)]
 pub enum Next {
     /// Work.
-    Task(Assignment),
+    Task(Box<Assignment>),
     /// None yet.
     Nothing,
     /// The run has ended.
@@ -96,7 +96,7 @@ impl Participant {
         let Some(task) = answer.task else { return Ok(Next::Nothing) };
         self.model_key.check(&self.caller.run, &task)?;
         let model = self.model_of(&task).await?;
-        Ok(Next::Task(Assignment { task, model }))
+        Ok(Next::Task(Box::new(Assignment { task, model })))
     }
 
     async fn model_of(&self, task: &v1::FederatedTask) -> Result<Arc<Vec<f32>>, Error> {

@@ -40,7 +40,7 @@ fn update(number: usize) -> Vec<f32> {
 async fn task(participant: &Participant) -> Option<Assignment> {
     loop {
         match participant.next(WAIT).await.expect("failed to check in") {
-            Next::Task(assignment) => return Some(assignment),
+            Next::Task(assignment) => return Some(*assignment),
             Next::Nothing => {}
             Next::Ended(_) => return None,
         }

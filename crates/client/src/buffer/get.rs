@@ -32,7 +32,8 @@ impl Buffer {
     /// As for [`Error`].
     pub async fn get(&self, handles: &[MemoryId], fields: Fields) -> Result<Batch, Error> {
         let calls = self.calls(handles, &fields)?;
-        let answers = calls.iter().map(|rows| self.get_rows(handles, rows, &fields));
+        // Collected, since a future that holds the closure is not `Send`.
+        let answers: Vec<_> = calls.iter().map(|rows| self.get_rows(handles, rows, &fields)).collect();
         let answers: Vec<Vec<v1::ItemBatch>> = futures::stream::iter(answers).buffered(CALLS).try_collect().await?;
         let batch = Gather::new(handles, &calls, answers, self.schema())?.batch()?;
         let jagged = batch.columns.iter().filter(|column| column.rows.is_some());
