@@ -75,7 +75,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "a run that is done goes when the time is over for which it was to be kept", run: expires },
         Check { name: "runs wait for their turn in order, and go on where they were suspended", run: runs::waits },
         Check { name: "runs learn from ConfigMaps and volumes, and say what is wrong with them", run: runs::reads },
-        Check { name: "a run of kind Job creates a Job, and its status has exit codes", run: jobs::reports },
+        Check { name: "a run of kind Job creates a Job, which is suspended and deleted with it", run: jobs::creates },
         Check {
             name: "the operator scales by its forecast, reports another writer, and answers KEDA",
             run: autoscaling::scales,
