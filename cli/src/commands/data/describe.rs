@@ -41,7 +41,7 @@ impl Describe {
     pub(crate) async fn run(self, context: &Context) -> anyhow::Result<ExitCode> {
         let target = Target::find(context).await?;
         match self {
-            Self::Run { name, report: None } if job::describe(&target, &name, context).await? => {}
+            Self::Run { name, report: None } if job::describe_job(&target, &name, context).await? => {}
             Self::Run { name, report } => describe_run(&target.connect().await?, &name, report, context).await?,
             Self::Worker { name } => describe_worker(&target, &name, context).await?,
         }

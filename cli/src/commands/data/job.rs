@@ -47,7 +47,7 @@ pub(super) async fn entries(target: &Target) -> anyhow::Result<Vec<JobEntry>> {
 ///
 /// # Errors
 /// The cluster is not a local one, or a process cannot be started.
-pub(super) async fn execute(
+pub(super) async fn execute_job(
     local: Option<&Local>,
     run: &LearnerRun,
     job: &JobRun,
@@ -124,15 +124,15 @@ fn variables(local: &Local, name: &str, job: &JobRun) -> Vec<(String, String)> {
 ///
 /// # Errors
 /// Records or objects cannot be read.
-pub(super) async fn describe(target: &Target, name: &str, context: &Context) -> anyhow::Result<bool> {
+pub(super) async fn describe_job(target: &Target, name: &str, context: &Context) -> anyhow::Result<bool> {
     let Some(JobEntry { status, job }) = entries(target).await?.into_iter().find(|it| it.status.name == name) else {
         return Ok(false);
     };
-    print(target, &status, &job, &context.output)?;
+    print_job(target, &status, &job, &context.output)?;
     Ok(true)
 }
 
-fn print(target: &Target, status: &RunStatus, job: &JobStatus, output: &Output) -> anyhow::Result<()> {
+fn print_job(target: &Target, status: &RunStatus, job: &JobStatus, output: &Output) -> anyhow::Result<()> {
     let folder = match target {
         Target::Local(local) => Some(JobRecord::folder(&local.folder, &status.name)),
         _ => None,

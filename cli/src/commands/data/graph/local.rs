@@ -172,7 +172,7 @@ async fn execute_run(
         let local = if let Target::Local(local) = executor.target { Some(local) } else { None };
         // A newer report follows one that is dropped.
         let on_progress = |status: &RunStatus| drop(reports.try_send((index, Detail::Progress(detail(status)))));
-        let last = job::execute(local, run, job, on_progress).await?;
+        let last = job::execute_job(local, run, job, on_progress).await?;
         let is_success = last.phase() == RunPhase::Succeeded;
         return Ok(if is_success { RunState::Succeeded } else { RunState::Failed(reason(&last)) });
     }
