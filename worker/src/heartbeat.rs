@@ -4,6 +4,7 @@
 //! change.
 
 use crate::coordinator_addresses;
+use crate::disk_space::DiskSpace;
 use crate::gpu_fault;
 use crate::peers;
 use crate::shared::Shared;
@@ -169,6 +170,7 @@ struct Progress {
     pings_sent: u64,
     pings_answered: Arc<AtomicU64>,
     pings_seen: u64,
+    disk: DiskSpace,
 }
 
 impl Progress {
@@ -180,6 +182,7 @@ impl Progress {
             pings_sent: 0,
             pings_answered: Arc::default(),
             pings_seen: 0,
+            disk: DiskSpace::default(),
         }
     }
 
@@ -208,6 +211,7 @@ impl Progress {
             queued: self.progressed_at.elapsed() >= STALL_THRESHOLD,
             progress_count: self.progress_count,
             leaving: shared.is_leaving(),
+            disk_full: self.disk.is_full(&shared.options.state_dir),
             leaderless_partitions: stats.leaderless_partitions.iter().map(|partition| partition.0).collect(),
             bootstrap: shared.bootstrap.status(),
             certificate: shared.keys.as_deref().map(certificate_status),

@@ -30,6 +30,7 @@ mod cluster_view;
 mod coordinator_addresses;
 mod cpu_pressure;
 mod device;
+mod disk_space;
 mod drain;
 mod edge;
 mod engine;

@@ -323,6 +323,7 @@ async fn receive_heartbeats(shared: Arc<Shared>, member: Member, mut heartbeats:
             memories: heartbeat.memories,
             ready: heartbeat.ready,
             leaving: heartbeat.leaving,
+            disk_full: heartbeat.disk_full,
             suspects: heartbeat.suspects.into_iter().map(Ordinal).collect(),
             queued: heartbeat.queued,
             turns: heartbeat.progress_count,

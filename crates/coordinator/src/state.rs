@@ -36,6 +36,7 @@ pub(crate) struct WorkerState {
     pub(crate) ready: bool,
     /// Since when it has been about to stop.
     leaving_since_ms: Option<u64>,
+    disk_full: bool,
     connected_since_ms: u64,
     memories: u64,
     lossless_since: Incarnation,
@@ -104,6 +105,7 @@ pub(crate) struct HeartbeatInfo {
     pub(crate) memories: u64,
     pub(crate) ready: bool,
     pub(crate) leaving: bool,
+    pub(crate) disk_full: bool,
     pub(crate) suspects: BTreeSet<Ordinal>,
     pub(crate) queued: bool,
     pub(crate) turns: u64,
@@ -286,6 +288,7 @@ impl State {
             return HelloOutcome::Superseded;
         }
         let reconnected = previous.filter(|previous| previous.member == member);
+        let disk_full = reconnected.is_some_and(|previous| previous.disk_full);
         let (memories, ready, leaving_since_ms, connected_since_ms) = reconnected
             .map_or((0, false, None, now_ms), |previous| {
                 (previous.memories, previous.ready, previous.leaving_since_ms, previous.connected_since_ms)
@@ -299,6 +302,7 @@ impl State {
             dead,
             ready,
             leaving_since_ms,
+            disk_full,
             connected_since_ms,
             memories,
             lossless_since,
@@ -319,10 +323,11 @@ impl State {
     /// Handles a heartbeat; returns whether anything visible to others changed.
     pub(crate) fn heartbeat(&mut self, member: &Member, info: HeartbeatInfo, now_ms: u64) -> bool {
         let Some(worker) = self.process_mut(member) else { return false };
-        let changed =
-            (worker.ready, worker.is_leaving()) != (info.ready, info.leaving) || worker.bootstrap != info.bootstrap;
+        let changed = (worker.ready, worker.is_leaving(), worker.disk_full)
+            != (info.ready, info.leaving, info.disk_full)
+            || worker.bootstrap != info.bootstrap;
         worker.bootstrap = info.bootstrap;
-        worker.ready = info.ready;
+        (worker.ready, worker.disk_full) = (info.ready, info.disk_full);
         worker.leaving_since_ms = info.leaving.then(|| worker.leaving_since_ms.unwrap_or(now_ms));
         (worker.memories, worker.suspects, worker.gpu_fault) = (info.memories, info.suspects, info.gpu_fault);
         worker.operations = info.operations;

@@ -111,6 +111,7 @@ impl Coordinator {
             supervised: plan.proof > 0,
             damped: worker.leaving_since_ms.is_some() || self.detector.is_damped(worker.member.ordinal, now_ms),
             leaving_since_ms: worker.leaving_since_ms,
+            disk_full: false,
             seen_since_ms: worker.since_ms,
             suspects: worker.suspects.clone(),
         };

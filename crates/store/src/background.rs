@@ -26,6 +26,9 @@ const MAX_ROUNDS: usize = 8;
 /// log from being deleted.
 const PINNED_FACTOR: u64 = 4;
 
+/// Time until a received replica state that could not be written is requested again: a full disk stays full for a while.
+const INSTALL_RETRY_MS: u64 = 5_000;
+
 /// A snapshot that was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotInfo {
@@ -56,6 +59,8 @@ pub(crate) struct Background {
     exported: Option<SnapshotWrite>,
     /// Received replica states, to be written.
     installs: VecDeque<SnapshotWrite>,
+    /// Received replica states that could not be written, with the time at which each is requested again.
+    failed_installs: VecDeque<(u64, FailedInstall)>,
     pub(crate) scrub: Scrub,
     pub(crate) payload_scrub: PayloadScrub,
     pub(crate) compaction: Compaction,
@@ -71,6 +76,13 @@ pub(crate) struct Background {
     /// When the last digest marker was proposed, and the partition of the next one.
     pub(crate) marked_at_ms: u64,
     pub(crate) next_marked: u32,
+}
+
+/// A received replica state that could not be written.
+struct FailedInstall {
+    partition: PartitionId,
+    term: Term,
+    from: Ordinal,
 }
 
 struct Round {
@@ -133,6 +145,7 @@ impl Background {
             in_flight: false,
             exported: None,
             installs: VecDeque::new(),
+            failed_installs: VecDeque::new(),
             scrub: Scrub::new(elapsed_ms),
             payload_scrub: PayloadScrub::default(),
             compaction: Compaction::default(),
@@ -299,12 +312,21 @@ impl Store {
         self.begin_round(left, target, Some(done));
     }
 
-    /// Starts what is due by the clock: expiry, digest markers, snapshot rounds.
+    /// Requests states again whose writes failed some time ago.
+    fn retry_installs(&mut self) {
+        let now_ms = self.clock.elapsed_ms();
+        while let Some((_, failed)) = self.background.failed_installs.pop_front_if(|(at_ms, _)| *at_ms <= now_ms) {
+            self.request_transfer_again(failed.partition, failed.from, failed.term);
+        }
+    }
+
+    /// Starts what is due by the clock: expiry, digest markers, snapshot rounds, repeated transfers.
     ///
     /// # Errors
     /// Those of the disk.
     pub(crate) fn housekeeping(&mut self) -> Result<(), Error> {
         self.expire_grants();
+        self.retry_installs();
         self.compact_payloads();
         self.repair_payloads()?;
         let now_ms = self.clock.elapsed_ms();
@@ -402,6 +424,9 @@ impl Store {
                 Err(error @ Error::SyncFailed { .. }) => Err(error),
                 Err(_) => {
                     stats::add(&self.shared.failed_snapshots, 1);
+                    let failed = FailedInstall { partition: write.head.partition, term, from };
+                    let at_ms = self.clock.elapsed_ms() + INSTALL_RETRY_MS;
+                    self.background.failed_installs.push_back((at_ms, failed));
                     Ok(())
                 }
             };

@@ -415,7 +415,7 @@ impl Store {
         self.finish_repair(partition)
     }
 
-    fn request_transfer_again(&mut self, partition: PartitionId, to: Ordinal, term: Term) {
+    pub(crate) fn request_transfer_again(&mut self, partition: PartitionId, to: Ordinal, term: Term) {
         let body = Message::Replica(replica::Message::NotOpen { term }, Vec::new());
         self.replication.outbox.entry(to).or_default().push(Envelope::new(partition, body));
     }

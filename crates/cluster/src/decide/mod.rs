@@ -88,6 +88,8 @@ pub struct WorkerObservation {
     /// Since when it has been about to stop, by its own report: it gets no new replicas, and those that it holds come
     /// back with it.
     pub leaving_since_ms: Option<u64>,
+    /// Its disk has almost no free space, by its own report: it gets no new replicas.
+    pub disk_full: bool,
     /// Since when this process has been connected.
     pub seen_since_ms: u64,
     /// Ordinals that it suspects.
@@ -214,6 +216,11 @@ impl<'a> ClusterView<'a> {
     /// Whether a worker is about to stop.
     fn is_leaving(&self, ordinal: Ordinal) -> bool {
         self.worker(ordinal).is_some_and(|worker| worker.leaving_since_ms.is_some())
+    }
+
+    /// Whether a worker can take a new replica: it stays, and has space for it.
+    fn takes_replicas(&self, ordinal: Ordinal) -> bool {
+        self.worker(ordinal).is_some_and(|worker| worker.leaving_since_ms.is_none() && !worker.disk_full)
     }
 
     fn domain(&self, ordinal: Ordinal) -> Option<&'a str> {

@@ -126,7 +126,7 @@ impl<'a> ReplicationPlanner<'a> {
     }
 
     /// Names learners for under-replicated partitions, those with a single replica first, and drops learners that are
-    /// dead.
+    /// dead or have no space.
     pub(super) fn re_replicate(&mut self, plan: &mut Plan) {
         let mut order: Vec<_> = (0..self.partitions.len()).collect();
         order.sort_by_key(|&index| (self.partitions[index].healthy.len(), index));
@@ -191,7 +191,7 @@ impl<'a> ReplicationPlanner<'a> {
         let holders = self.view.holders().count().max(1);
         let bound = (self.view.map.partitions.len() * self.replication_factor()).div_ceil(holders);
         let taken = |ordinal: &Ordinal| {
-            holding.healthy.contains(ordinal) || learners.contains(ordinal) || self.view.is_leaving(*ordinal)
+            holding.healthy.contains(ordinal) || learners.contains(ordinal) || !self.view.takes_replicas(*ordinal)
         };
         self.view.holders().map(|worker| worker.member.ordinal).filter(|ordinal| !taken(ordinal)).min_by_key(
             |&ordinal| {
@@ -275,7 +275,8 @@ impl<'a> ReplicationPlanner<'a> {
         // A smaller difference is not worth a transfer; the initial placement is no more even.
         let share = self.view.map.partitions.len() * self.replication_factor() / holders.len().max(1);
         let slack = self.replication_factor() + share / 32;
-        let pairs = || holders.iter().flat_map(|to| holders.iter().rev().map(move |from| (*from, *to)));
+        let takers = || holders.iter().filter(|to| self.view.takes_replicas(**to));
+        let pairs = || takers().flat_map(|to| holders.iter().rev().map(move |from| (*from, *to)));
         // Round by round, so that no pair gets ahead of the others.
         for _ in 0..limit {
             for (from, to) in pairs() {
@@ -305,7 +306,7 @@ impl<'a> ReplicationPlanner<'a> {
         }
     }
 
-    /// Reports under-replicated partitions and draining workers as conditions.
+    /// Reports under-replicated partitions, full disks and draining workers as conditions.
     pub(super) fn report_conditions(&self, plan: &mut Plan) {
         let wanted = self.replication_factor();
         let under_replicated: Vec<_> =
@@ -325,6 +326,11 @@ impl<'a> ReplicationPlanner<'a> {
                 count(self.view.map.partitions.len(), "partition"),
             ));
         }
+        let full: Vec<_> =
+            self.view.holders().filter(|worker| worker.disk_full).map(|worker| worker.member.ordinal).collect();
+        if !full.is_empty() {
+            plan.conditions.push(format!("no free disk space on {}: no new replicas there", workers(full)));
+        }
         let draining = self.load.iter().filter(|(ordinal, _)| self.view.is_draining(**ordinal));
         for (ordinal, _) in draining {
             let holds = |entry: &&Entry| entry.isr.iter().any(|member| member.ordinal == *ordinal);
@@ -343,7 +349,7 @@ impl<'a> PartitionReplicas<'a> {
         let is_present = |member: &&Member| !matches!(view.health(entry, member), MemberHealth::Lost { .. });
         let sound: Vec<_> = entry.isr.iter().filter(is_present).map(|member| member.ordinal).collect();
         let holds = |ordinal: &Ordinal| {
-            view.holders().any(|worker| worker.member.ordinal == *ordinal) && !view.is_leaving(*ordinal)
+            view.holders().any(|worker| worker.member.ordinal == *ordinal) && view.takes_replicas(*ordinal)
         };
         let wanted = |ordinal: &Ordinal| holds(ordinal) && !sound.contains(ordinal);
         let learners: Vec<_> = entry.learners.iter().copied().filter(wanted).collect();

@@ -28,6 +28,7 @@ fn observation(ordinal: u32) -> WorkerObservation {
         supervised: true,
         damped: false,
         leaving_since_ms: None,
+        disk_full: false,
         seen_since_ms: 0,
         suspects: BTreeSet::new(),
     }
@@ -511,6 +512,33 @@ fn leadership_is_not_balanced_soon_after_a_failover() {
     assert_eq!(toy.decide().transfers.len(), 4, "a few at a time");
     toy.settle();
     assert!((9..=11).contains(&toy.primaries(0)));
+}
+
+#[test]
+fn full_disk_gets_no_new_replicas_and_blocks_no_others() {
+    let mut toy = Toy::new(4, 2, 32);
+    let before = toy.replicas_on(1);
+    toy.worker(1).disk_full = true;
+    toy.die(3);
+    toy.observed.now_ms += 3_000;
+    toy.settle();
+    toy.turns(10);
+    toy.settle();
+    assert_eq!(toy.decide().conditions, ["no free disk space on worker 1: no new replicas there"]);
+    toy.worker(1).disk_full = false;
+    assert!(toy.replicas_on(1) <= before, "{} replicas", toy.replicas_on(1));
+    assert!(toy.map.partitions.iter().all(|entry| entry.isr.len() == 2 && entry.in_sync(Ordinal(3)).is_none()));
+
+    // A transfer that has begun goes elsewhere.
+    let mut toy = Toy::new(3, 2, 1);
+    let entry = &mut toy.map.partitions[0];
+    let backup = entry.isr.iter().map(|member| member.ordinal).find(|ordinal| *ordinal != entry.primary).unwrap();
+    entry.activated = true;
+    entry.isr.retain(|member| member.ordinal != backup);
+    entry.learners = vec![backup];
+    toy.worker(backup.0).disk_full = true;
+    let other = (0..3).map(Ordinal).find(|it| *it != backup && *it != toy.map.partitions[0].primary).unwrap();
+    assert_eq!(toy.decide().changes, [(PartitionId(0), Change::Learn(vec![other]))]);
 }
 
 #[test]

@@ -156,6 +156,7 @@ impl State {
                     || self.environment.relieved.contains(&ordinal)
                     || self.detector.is_damped(ordinal, now_ms),
                 leaving_since_ms: worker.leaving_since_ms,
+                disk_full: worker.disk_full,
                 seen_since_ms: worker.connected_since_ms,
                 suspects: worker.suspects.clone(),
             }

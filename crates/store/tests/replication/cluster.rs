@@ -162,6 +162,13 @@ impl TestCluster {
         disk.flip_bit(&segment, 8 * 10_000);
     }
 
+    /// Limits the bytes that can still be written to the disk of a node; `None` removes the limit.
+    pub(crate) fn set_free_space(&mut self, node: usize, bytes: Option<u64>) {
+        let disk = &self.nodes[node].disk;
+        let used: usize = disk.list().unwrap().iter().map(|name| disk.bytes(name).len()).sum();
+        disk.set_capacity(bytes.map(|bytes| bytes + used as u64));
+    }
+
     /// Replaces the disk of a stopped node by an empty one.
     pub(crate) fn replace_disk(&mut self, node: usize) {
         let seed = (self.nodes.len() + node) as u64;

@@ -63,8 +63,8 @@ fn a_primary_without_its_backup_stalls_until_the_map_removes_the_backup() {
     assert_eq!((cluster.entry.isr.len(), cluster.entry.solo_safe), (1, true));
 }
 
-#[test]
-fn a_state_transfer_replaces_records_that_are_no_longer_retained() {
+/// Creates a cluster whose log no longer has the first records of its partition.
+fn cluster_with_long_history() -> TestCluster {
     let mut cluster = TestCluster::new(3, 2);
     cluster.write(0, upsert(0..20_000)).unwrap();
     for batch in 0..40_u64 {
@@ -73,6 +73,12 @@ fn a_state_transfer_replaces_records_that_are_no_longer_retained() {
         let updates = Updates::ById { ids, deltas, on_missing: OnMissing::Report, keys: None };
         cluster.write(0, Record::bare(Command::Reinforce(updates))).unwrap();
     }
+    cluster
+}
+
+#[test]
+fn a_state_transfer_replaces_records_that_are_no_longer_retained() {
+    let mut cluster = cluster_with_long_history();
     cluster.change(&Change::Learn(vec![Ordinal(2)]));
     cluster.settle();
     assert_eq!(cluster.entry.isr.len(), 3, "a third replica is created");
@@ -89,6 +95,24 @@ fn a_state_transfer_replaces_records_that_are_no_longer_retained() {
     let digests = cluster.digests();
     assert!(digests.windows(2).all(|pair| pair[0] == pair[1]) && digests.len() == 3);
     assert_eq!(cluster.store(2).stats().transfers_installed, 0);
+}
+
+#[test]
+fn a_state_that_a_full_disk_did_not_take_is_transferred_again() {
+    let mut cluster = cluster_with_long_history();
+    cluster.set_free_space(2, Some(50_000));
+    cluster.change(&Change::Learn(vec![Ordinal(2)]));
+    cluster.settle();
+    assert_eq!((cluster.store(2).stats().failed_snapshots, cluster.entry.isr.len()), (1, 2));
+    cluster.clock.advance(1_000);
+    cluster.settle();
+    assert_eq!(cluster.store(2).stats().failed_snapshots, 1, "not at once");
+    cluster.set_free_space(2, None);
+    cluster.clock.advance(5_000);
+    cluster.settle();
+    assert_eq!(cluster.entry.isr.len(), 3, "a third replica is created");
+    let digests = cluster.digests();
+    assert!(digests.windows(2).all(|pair| pair[0] == pair[1]) && digests.len() == 3);
 }
 
 #[test]
