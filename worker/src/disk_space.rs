@@ -1,4 +1,4 @@
-//! Free space of the worker's disk, as the coordinator is told.
+//! Free space of the disk of a worker, as reported to the coordinator.
 
 use std::path::Path;
 use std::sync::Arc;
