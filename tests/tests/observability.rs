@@ -1,11 +1,13 @@
 //! A cluster as it is seen from outside: traces in a real Jaeger, metrics, rules and dashboards in a real Prometheus.
 
+use engram_participant::{ClientKeys, Next, Participant};
 use engram_tests::{
     Cluster, ClusterBuilder, DEADLINE, Dashboard, Jaeger, Panel, Prometheus, SpanRecord, checkout, cluster_manifest,
     page, run_manifest, skipped, wait_for,
 };
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Duration;
 
 const WORKER: &str = "engram-worker";
 const UPSERT: &str = "engram.v1.MemoryService/Upsert";
@@ -31,6 +33,32 @@ fn training(name: &str) -> String {
          inputs: [{{ field: mask, dim: 60 }}]\n      layers: [{{ dense: 8, activation: Relu }}, {{ dense: 1, activation: Sigmoid }}]\n      \
          loss: {{ kind: Mse, target: score }}\n    optimizer: {{ rate: 0.003 }}\n    batch: 32\n    steps: 40\n"
     )
+}
+
+/// Starts a Federated run with privacy, lets its clients end the first of two rounds, and leaves it running.
+fn begin_federated_run(cluster: &Cluster) {
+    let run = cluster.file(
+        "federated.yaml",
+        "apiVersion: engram.dev/v1alpha1\nkind: LearnerRun\nmetadata: { name: shared }\nspec:\n  clusterRef: { name: seen }\n  \
+         kind: Federated\n  federated:\n    model: { layers: [{ name: w, shape: [4] }] }\n    rounds: 2\n    \
+         clients: { population: 2, perRound: 2, minimum: 2 }\n    \
+         privacy: { epsilon: 1000, delta: 0.1, noiseMultiplier: 0.5, clip: 1 }\n",
+    );
+    cluster.engram(&["run", &run, "--no-wait"]).exits_with(0);
+    cluster.client(async |client| {
+        let train = async |name: &str| {
+            let participant = Participant::new(client.clone(), "shared", name, ClientKeys::generate());
+            let assignment = loop {
+                match participant.next(Duration::from_secs(10)).await.expect("failed to check in") {
+                    Next::Task(assignment) => break assignment,
+                    Next::Nothing => {}
+                    Next::Ended(how) => panic!("the run ended: {how}"),
+                }
+            };
+            participant.submit(&assignment.task, &[0.5; 4], 1, Some(1.0)).await.expect("failed to submit");
+        };
+        tokio::join!(train("first"), train("second"));
+    });
 }
 
 /// Returns the span of this name that is a child of `parent`.
@@ -193,6 +221,7 @@ fn traces_reach_jaeger_and_every_panel_has_data() {
     cluster.engram_in(&environment, &["snapshot", "create", "seen"], "").exits_with(0);
     wait_for_path(&jaeger, "engram-cli", &["engram snapshot", "engram.v1.AdminService/CreateSnapshot", "snapshot"]);
     runs_and_steps_are_traces(&jaeger);
+    begin_federated_run(&cluster);
     dashboards_have_data(&prometheus, &jaeger);
     a_failover_is_one_trace(&mut cluster, &jaeger);
     let exported = page(http_ports(&cluster)[0], "/metrics").expect("the worker responds");

@@ -33,6 +33,25 @@ fn labels(run: &str) -> RunLabels {
 }
 
 impl FederatedMetrics {
+    /// Creates the series of a run that this worker drives from now on, since a rate needs the value before the first count. `epsilon` is
+    /// what the run has spent, with privacy.
+    pub(super) fn begin(&self, run: &str, epsilon: Option<f64>) {
+        let counters = [
+            &self.rounds,
+            &self.aborted,
+            &self.updates,
+            &self.missing,
+            &self.late,
+            &self.received_bytes,
+            &self.sent_bytes,
+        ];
+        counters.into_iter().for_each(|counter| drop(counter.get_or_create(&labels(run))));
+        drop(self.aggregation_seconds.get_or_create(&labels(run)));
+        if let Some(epsilon) = epsilon {
+            self.epsilon.get_or_create(&labels(run)).set(epsilon);
+        }
+    }
+
     /// Counts a new version of a model.
     pub(super) fn aggregated(&self, run: &str, updates: usize, seconds: f64, epsilon: Option<f64>) {
         self.rounds.get_or_create(&labels(run)).inc();

@@ -222,6 +222,8 @@ impl FederatedDriver {
         let (sender, mut requests) = mpsc::channel(QUEUE);
         self.shared.runs.federated.0.lock().insert(self.run, sender.clone());
         let name = self.state.name.clone();
+        let spent = self.state.federated.as_ref().and_then(|federated| federated.history.last()?.epsilon);
+        self.shared.metrics.federated.begin(&name, core.job().privacy.map(|_| spent.unwrap_or(0.0)));
         let _registration = Registration { shared: Arc::clone(&self.shared), run: self.run, name, sender };
         let outcome = self.serve_clients(&mut core, &mut requests, started).await?;
         self.finish(&core, outcome, started)
