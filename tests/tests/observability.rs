@@ -14,9 +14,9 @@ const UPSERT: &str = "engram.v1.MemoryService/Upsert";
 /// Dashboards of metrics that workers export, and the one of the operator.
 const DASHBOARDS: [&str; 4] = ["clusters", "runs", "devices", "operator"];
 /// Beginnings of metrics that this cluster does not export: those of an operator, which the Kubernetes suite `command` compares with its
-/// pages, and those of replay buffers.
+/// pages, and waits for buffers, of which there are none.
 const NOT_EXPORTED: [&str; 8] = [
-    "engram_buffer_",
+    "engram_buffer_wait",
     "engram_cluster_",
     "engram_operator_",
     "engram_runs{",
@@ -59,6 +59,51 @@ fn begin_federated_run(cluster: &Cluster) {
         };
         tokio::join!(train("first"), train("second"));
     });
+}
+
+/// Fills a replay buffer from a file of 1,000 numbers, and draws from it.
+fn fill_a_buffer(cluster: &Cluster) {
+    let header = format!("{:<117}\n", "{'descr': '<f4', 'fortran_order': False, 'shape': (1000,), }");
+    let mut array = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    array.extend(header.bytes());
+    array.extend((0..1_000_u16).flat_map(|value| f32::from(value).to_le_bytes()));
+    let file = cluster.file("reward.npy", array);
+    cluster.engram(&["buffer", "import", "train", &file, "--capacity", "5000"]).exits_with(0);
+    cluster.engram(&["buffer", "sample", "train", "--count", "64"]).exits_with(0);
+}
+
+/// Draws the dashboards after two minutes of different work, for the documentation.
+fn draw_pictures(cluster: &Cluster, prometheus: &Prometheus, folder: &Path) {
+    const SECONDS: u64 = 120;
+    let end = std::time::Instant::now() + Duration::from_secs(SECONDS);
+    for round in 0.. {
+        if std::time::Instant::now() > end {
+            break;
+        }
+        let rows: String = (0..50 * (1 + round % 7))
+            .map(|id| format!("{{\"id\":{},\"group\":{}}}\n", round * 1_000 + id, 7 + id % 5))
+            .collect();
+        cluster.engram_in(&[], &["insert", "--file", "-"], &rows).exits_with(0);
+        cluster.engram(&["rank", "--limit", "50"]).exits_with(0);
+        cluster.engram(&["buffer", "sample", "train", "--count", "256"]).exits_with(0);
+        let name = format!("model-{round}");
+        let steps = format!("steps: {}", 200 * (1 + round % 3));
+        let run = cluster.file(&format!("{name}.yaml"), training(&name).replace("steps: 40", &steps));
+        cluster.engram(&["run", &run]).exits_with(0);
+        if round % 5 == 4 {
+            cluster.engram(&["snapshot", "create", &name]).exits_with(0);
+            fill_a_buffer(cluster);
+        }
+    }
+    for name in DASHBOARDS {
+        let picture = read_dashboard(name).render(|expression| prometheus.query_range(expression, SECONDS));
+        std::fs::write(folder.join(format!("dashboard-{name}.svg")), picture).expect("failed to write a picture");
+    }
+}
+
+fn read_dashboard(name: &str) -> Dashboard {
+    let path = checkout().join(format!("charts/engram/files/dashboards/{name}.json"));
+    Dashboard::parse(&std::fs::read_to_string(path).expect("the dashboard exists"))
 }
 
 /// Returns the span of this name that is a child of `parent`.
@@ -154,8 +199,7 @@ fn http_ports(cluster: &Cluster) -> Vec<u16> {
 fn dashboards_have_data(prometheus: &Prometheus, jaeger: &Jaeger) {
     let mut evaluated = 0;
     for name in DASHBOARDS {
-        let path = checkout().join(format!("charts/engram/files/dashboards/{name}.json"));
-        let dashboard = Dashboard::parse(&std::fs::read_to_string(path).expect("the dashboard exists"));
+        let dashboard = read_dashboard(name);
         let expressions =
             dashboard.panels.iter().flat_map(|panel| panel.targets.iter().map(move |(it, _)| (panel, it)));
         for (panel, expression) in expressions.filter(|(_, it)| !NOT_EXPORTED.iter().any(|metric| it.contains(metric)))
@@ -165,11 +209,6 @@ fn dashboards_have_data(prometheus: &Prometheus, jaeger: &Jaeger) {
                 Some(prometheus.query(&expression)).filter(|found| !found.is_empty())
             });
             evaluated += 1;
-        }
-        if let Some(folder) = std::env::var_os("ENGRAM_DASHBOARD_PICTURES") {
-            let picture = dashboard.render(|expression| prometheus.query_range(expression, 40));
-            std::fs::write(Path::new(&folder).join(format!("dashboard-{name}.svg")), picture)
-                .expect("failed to write a picture");
         }
     }
     assert!(evaluated > 40, "{evaluated} expressions");
@@ -222,7 +261,11 @@ fn traces_reach_jaeger_and_every_panel_has_data() {
     wait_for_path(&jaeger, "engram-cli", &["engram snapshot", "engram.v1.AdminService/CreateSnapshot", "snapshot"]);
     runs_and_steps_are_traces(&jaeger);
     begin_federated_run(&cluster);
+    fill_a_buffer(&cluster);
     dashboards_have_data(&prometheus, &jaeger);
+    if let Some(folder) = std::env::var_os("ENGRAM_DASHBOARD_PICTURES") {
+        draw_pictures(&cluster, &prometheus, Path::new(&folder));
+    }
     a_failover_is_one_trace(&mut cluster, &jaeger);
     let exported = page(http_ports(&cluster)[0], "/metrics").expect("the worker responds");
     assert!(
