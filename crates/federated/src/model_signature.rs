@@ -14,7 +14,7 @@ fn signing_seed(secret: &Seed) -> Seed {
 }
 
 fn signed_bytes(run: &str, version: u64, model: &Digest) -> Vec<u8> {
-    [b"engram federated model\0", &version.to_le_bytes()[..], model, run.as_bytes()].concat()
+    [b"engram-federated-model\0", &version.to_le_bytes()[..], model, run.as_bytes()].concat()
 }
 
 /// The Ed25519 key by which the models of the run with this secret are signed.
