@@ -374,8 +374,10 @@ fn replaced(cluster: &Cluster) -> Result<String> {
 fn figures(cluster: &Cluster) -> Result<String> {
     let mut named = named(include_str!("../../../../charts/engram/files/alerts.yaml"));
     DASHBOARDS[..2].iter().for_each(|dashboard| named.extend(self::named(dashboard)));
-    // This cluster has no certificates; suite `identity` has. Runs have series while there are any.
-    named.retain(|name| !name.contains("certificate_expiry") && *name != "engram_runs");
+    // This cluster has neither certificates nor an autoscaler; those of suites `identity` and `operator` have. Runs have series while
+    // there are any.
+    let is_here = |name: &&str| !name.contains("certificate_expiry") && !name.contains("_autoscaling_");
+    named.retain(|name| is_here(name) && *name != "engram_runs");
     let pages = pages(cluster)?;
     let missing = missing(&named, &pages);
     ensure!(missing.is_empty(), "not exported: {missing:?}");

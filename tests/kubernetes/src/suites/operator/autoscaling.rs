@@ -1,6 +1,6 @@
 //! The operator as the owner of `/scale`, next to another writer, and as a scaler of KEDA.
 
-use super::{CLUSTERS, REPLICAS, status};
+use super::{CLUSTERS, REPLICAS, page, status};
 use crate::MERGE;
 use crate::cluster::Cluster;
 use crate::process::until;
@@ -56,6 +56,13 @@ pub(super) fn scales(cluster: &Cluster) -> Result<String> {
     for (_, port, _) in REPLICAS {
         until("KEDA to get the decision", WHILE, || runtime.block_on(runtime.spawn(ask(port)))?.map(Some))?;
     }
+    let is_exported = |port: u16| {
+        let page = page(cluster, port, "metrics")?;
+        let names = ["desired_workers{", "decision{"].map(|name| format!("engram_operator_autoscaling_{name}"));
+        Ok::<_, anyhow::Error>(names.iter().all(|name| page.lines().any(|line| line.starts_with(name))))
+    };
+    let exported = REPLICAS.iter().map(|(_, _, port)| is_exported(*port)).collect::<Result<Vec<_>>>()?;
+    ensure!(exported.contains(&true), "no replica exports the decision");
     cluster.api().delete(&path, None)?;
     Ok(String::new())
 }
