@@ -124,6 +124,11 @@ fn a_round_survives_the_death_of_its_worker_and_counts_each_update_once() {
     cluster.client(async |client| take_part(participants(&client, "plain", &keys)).await);
     let ended = wait_for_success(&cluster, "plain");
     assert_eq!((ended["epoch"].as_u64(), ended["updates"].as_u64()), (Some(2), Some(8)), "{ended}");
+    cluster.client(async |client| {
+        let late = participants(&client, "plain", &keys)[1].submit(&tasks[1].task, &update(1), 1, None).await;
+        let refused = late.expect_err("the run has ended");
+        assert!(refused.is_stale(), "{refused}");
+    });
     // Each client is in each of the two means of four once.
     assert_eq!(cluster.client(async |client| model(&client, "plain").await), [0.5; CLIENTS]);
     hide_updates(&mut cluster);

@@ -112,18 +112,26 @@ impl FederatedEndpoint {
         run: RunId,
         order: impl FnOnce(oneshot::Sender<Result<T, Denial>>) -> Order,
     ) -> Result<Result<T, Denial>, Problem> {
-        let absent = || {
-            let text = "the run has no driver on this worker yet";
-            Problem::of(ProblemKind::Unavailable, text).retry_after(NO_DRIVER_RETRY_MS)
-        };
-        let driver = self.shared.runs.federated.get(run).ok_or_else(absent)?;
+        let Some(driver) = self.shared.runs.federated.get(run) else { return self.without_driver(run).await };
         let (reply, answer) = oneshot::channel();
         driver.try_send(order(reply)).map_err(|_| {
             Problem::of(ProblemKind::Overloaded, "the driver of the run has too many requests")
                 .retry_after(NO_DRIVER_RETRY_MS)
         })?;
-        // A driver that ends drops the requests that it has not answered.
-        answer.await.map_err(|_| absent())
+        match answer.await {
+            Ok(answer) => Ok(answer),
+            // A driver that ends drops the requests that it has not answered.
+            Err(_) => self.without_driver(run).await,
+        }
+    }
+
+    /// Denies a request to a run that has ended; one to another run is to be repeated.
+    async fn without_driver<T>(&self, run: RunId) -> Result<Result<T, Denial>, Problem> {
+        if self.recorded(run).await?.state.phase.is_final() {
+            return Ok(Err(Denial::Round(Refusal::Ended)));
+        }
+        let text = "the run has no driver on this worker yet";
+        Err(Problem::of(ProblemKind::Unavailable, text).retry_after(NO_DRIVER_RETRY_MS))
     }
 
     async fn local_check_in(&self, run: RunId, request: v1::CheckInRequest) -> Result<v1::CheckInResponse, Problem> {
