@@ -106,14 +106,14 @@ impl TraceLabels {
 const WORKER_LABELS: [&str; 2] = ["learner_cluster", "worker"];
 
 /// Registers metrics and records their descriptors.
-struct Registrar {
+pub(crate) struct Registrar {
     registry: Registry,
     catalog: Vec<MetricDescriptor>,
 }
 
 impl Registrar {
     /// Registers `metric` as `engram_<name>`, whose series have `labels` in addition to those of the worker.
-    fn register(&mut self, name: &str, labels: &[&'static str], help: &str, metric: impl Metric) {
+    pub(crate) fn register(&mut self, name: &str, labels: &[&'static str], help: &str, metric: impl Metric) {
         let (metric_type, suffix) = match metric.metric_type() {
             prometheus_client::metrics::MetricType::Counter => (MetricType::Counter, "_total"),
             prometheus_client::metrics::MetricType::Histogram => (MetricType::Histogram, ""),
@@ -628,36 +628,9 @@ impl Metrics {
         let help = "Sub-requests forwarded to the primary of their partition";
         let forwarded = counter(&mut registrar, "forwarded_requests", help);
         let store = StoreMetrics::new(&mut registrar);
-        let buffers = BufferMetrics::default();
-        let labels = &["buffer"];
-        let help = "Items of a replay buffer in the partitions served here";
-        registrar.register("buffer_items", labels, help, buffers.items.clone());
-        let help = "Items appended to a replay buffer through this worker";
-        registrar.register("buffer_inserted", labels, help, buffers.inserted.clone());
-        let help = "Items of a replay buffer drawn from the partitions served here";
-        registrar.register("buffer_sampled", labels, help, buffers.sampled.clone());
-        let help = "Time that calls waited for a replay buffer, by what they waited for";
-        registrar.register("buffer_wait_seconds", &["buffer", "reason"], help, buffers.wait_seconds.clone());
-        let help = "Calls that wait for a replay buffer now, by what they wait for";
-        registrar.register("buffer_waiting", &["buffer", "reason"], help, buffers.waiting.clone());
-        let help = "Buffers of spec.buffers that do not exist as declared, on the worker that creates them";
-        registrar.register("buffer_declaration_problems", &[], help, buffers.declaration_problems.clone());
-        let training = TrainingMetrics::default();
-        let help = "Members of training groups on this worker";
-        registrar.register("training_members", &[], help, training.members.clone());
-        let help = "Training steps that the members on this worker committed";
-        registrar.register("training_steps", &[], help, training.steps.clone());
-        let help = "Samples that the training members on this worker computed";
-        registrar.register("training_samples", &[], help, training.samples.clone());
-        let help = "Bytes that the training members on this worker sent for reductions";
-        registrar.register("training_sent_bytes", &[], help, training.sent_bytes.clone());
-        let help = "Time that the training members on this worker computed, without communication";
-        registrar.register("training_compute_seconds", &[], help, training.compute_seconds.clone());
-        let help = "Time that the training members on this worker spent in reductions and commits";
-        registrar.register("training_reduce_seconds", &[], help, training.reduce_seconds.clone());
-        let help = "Changes of training groups of the runs that this worker drives";
-        registrar.register("training_group_changes", &[], help, training.group_changes.clone());
-        let federated = federated_metrics(&mut registrar);
+        let buffers = BufferMetrics::new(&mut registrar);
+        let training = TrainingMetrics::new(&mut registrar);
+        let federated = FederatedMetrics::new(&mut registrar);
         let build = Family::<BuildLabels, Gauge>::default();
         registrar.register("build_info", &["version", "device"], "Always 1; version and device in use", build.clone());
         let admission = AdmissionMetrics::new(&mut registrar);
@@ -813,33 +786,6 @@ const fn code_name(code: Code) -> &'static str {
         Code::DataLoss => "DATA_LOSS",
         Code::Unauthenticated => "UNAUTHENTICATED",
     }
-}
-
-fn federated_metrics(registrar: &mut Registrar) -> FederatedMetrics {
-    let federated = FederatedMetrics::default();
-    let run = &["run"];
-    let help = "Versions of the model of a Federated run that this worker aggregated";
-    registrar.register("federated_rounds", run, help, federated.rounds.clone());
-    let help = "Rounds of a Federated run that ended without enough updates";
-    registrar.register("federated_rounds_aborted", run, help, federated.aborted.clone());
-    let help = "Updates of clients that this worker aggregated";
-    registrar.register("federated_updates", run, help, federated.updates.clone());
-    let help = "Tasks of clients that ended without an update: dropped, or too late";
-    registrar.register("federated_tasks_missed", run, help, federated.missing.clone());
-    let help = "Updates of clients that arrived after their lease or round had ended, and were not counted";
-    registrar.register("federated_updates_late", run, help, federated.late.clone());
-    let help = "Clients that are enrolled in a Federated run driven by this worker";
-    registrar.register("federated_clients", run, help, federated.clients.clone());
-    let help = "Bytes of updates received from clients";
-    registrar.register("federated_received_bytes", run, help, federated.received_bytes.clone());
-    let help = "Bytes of models sent to clients";
-    registrar.register("federated_sent_bytes", run, help, federated.sent_bytes.clone());
-    let help = "Epsilon that a Federated run has spent, at the delta of its specification";
-    registrar.register("federated_epsilon_spent", run, help, federated.epsilon.clone());
-    let help =
-        "Time that this worker spent in aggregations of Federated runs, with the noise and the write of the model";
-    registrar.register("federated_aggregation_seconds", run, help, federated.aggregation_seconds.clone());
-    federated
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Metrics of buffers, by name.
 
+use crate::metrics::Registrar;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -31,6 +32,25 @@ pub(crate) struct BufferMetrics {
 }
 
 impl BufferMetrics {
+    /// Creates the metrics, and registers them.
+    pub(crate) fn new(registrar: &mut Registrar) -> Self {
+        let buffers = Self::default();
+        let labels = &["buffer"];
+        let help = "Items of a replay buffer in the partitions served here";
+        registrar.register("buffer_items", labels, help, buffers.items.clone());
+        let help = "Items appended to a replay buffer through this worker";
+        registrar.register("buffer_inserted", labels, help, buffers.inserted.clone());
+        let help = "Items of a replay buffer drawn from the partitions served here";
+        registrar.register("buffer_sampled", labels, help, buffers.sampled.clone());
+        let help = "Time that calls waited for a replay buffer, by what they waited for";
+        registrar.register("buffer_wait_seconds", &["buffer", "reason"], help, buffers.wait_seconds.clone());
+        let help = "Calls that wait for a replay buffer now, by what they wait for";
+        registrar.register("buffer_waiting", &["buffer", "reason"], help, buffers.waiting.clone());
+        let help = "Buffers of spec.buffers that do not exist as declared, on the worker that creates them";
+        registrar.register("buffer_declaration_problems", &[], help, buffers.declaration_problems.clone());
+        buffers
+    }
+
     /// Sets the items in partitions served here, by buffer. Buffers that are gone disappear.
     pub(crate) fn set_items(&self, items: Vec<(String, u64)>) {
         self.items.clear();

@@ -345,8 +345,8 @@ fn snapshots_refer_to_payloads_and_sparse_segments_are_compacted_and_removed() {
     world.check();
 }
 
-#[test]
-fn a_damaged_payload_is_never_returned_and_is_found_by_scrubbing() {
+/// Opens a store of ten items, one of which has a flipped bit in its payload.
+fn world_with_a_damaged_payload() -> World {
     let mut world = World::new(SimDisk::new(1));
     world.open().unwrap();
     (0..10).for_each(|_| world.append(&[1_500]).unwrap());
@@ -354,6 +354,12 @@ fn a_damaged_payload_is_never_returned_and_is_found_by_scrubbing() {
     world.store = None;
     world.open().unwrap();
     world.disk.flip_bit(&world.segments()[0].clone(), 8 * 900);
+    world
+}
+
+#[test]
+fn a_damaged_payload_is_never_returned_and_is_found_by_scrubbing() {
+    let mut world = world_with_a_damaged_payload();
     world.work(30);
     let stats = world.store().stats();
     assert_eq!(stats.damaged_payloads, 1);
@@ -377,13 +383,7 @@ fn a_damaged_payload_is_never_returned_and_is_found_by_scrubbing() {
 
 #[test]
 fn a_damaged_payload_stops_nothing_but_reads_of_its_item() {
-    let mut world = World::new(SimDisk::new(1));
-    world.open().unwrap();
-    (0..10).for_each(|_| world.append(&[1_500]).unwrap());
-    world.snapshot().unwrap();
-    world.store = None;
-    world.open().unwrap();
-    world.disk.flip_bit(&world.segments()[0].clone(), 8 * 900);
+    let mut world = world_with_a_damaged_payload();
     let ids: Vec<MemoryId> = world.expected.keys().copied().collect();
     // The content hash of an item covers its payload, so the features of the damaged one are set without it.
     let features: Vec<u8> = ids.iter().flat_map(|_| [0, 0x3C, 0, 0x40]).collect();

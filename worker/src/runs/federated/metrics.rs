@@ -1,5 +1,6 @@
 //! Metrics of Federated runs, by name of the run.
 
+use crate::metrics::Registrar;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -33,6 +34,34 @@ fn labels(run: &str) -> RunLabels {
 }
 
 impl FederatedMetrics {
+    /// Creates the metrics, and registers them.
+    pub(crate) fn new(registrar: &mut Registrar) -> Self {
+        let federated = Self::default();
+        let run = &["run"];
+        let help = "Versions of the model of a Federated run that this worker aggregated";
+        registrar.register("federated_rounds", run, help, federated.rounds.clone());
+        let help = "Rounds of a Federated run that ended without enough updates";
+        registrar.register("federated_rounds_aborted", run, help, federated.aborted.clone());
+        let help = "Updates of clients that this worker aggregated";
+        registrar.register("federated_updates", run, help, federated.updates.clone());
+        let help = "Tasks of clients that ended without an update: dropped, or too late";
+        registrar.register("federated_tasks_missed", run, help, federated.missing.clone());
+        let help = "Updates of clients that arrived after their lease or round had ended, and were not counted";
+        registrar.register("federated_updates_late", run, help, federated.late.clone());
+        let help = "Clients that are enrolled in a Federated run driven by this worker";
+        registrar.register("federated_clients", run, help, federated.clients.clone());
+        let help = "Bytes of updates received from clients";
+        registrar.register("federated_received_bytes", run, help, federated.received_bytes.clone());
+        let help = "Bytes of models sent to clients";
+        registrar.register("federated_sent_bytes", run, help, federated.sent_bytes.clone());
+        let help = "Epsilon that a Federated run has spent, at the delta of its specification";
+        registrar.register("federated_epsilon_spent", run, help, federated.epsilon.clone());
+        let help =
+            "Time that this worker spent in aggregations of Federated runs, with the noise and the write of the model";
+        registrar.register("federated_aggregation_seconds", run, help, federated.aggregation_seconds.clone());
+        federated
+    }
+
     /// Creates the series of a run that this worker drives from now on, since a rate needs the value before the first count. `epsilon` is
     /// what the run has spent, with privacy.
     pub(super) fn begin(&self, run: &str, epsilon: Option<f64>) {
