@@ -47,7 +47,7 @@ def test_calls_are_client_spans_and_parents_of_the_spans_of_workers(monkeypatch:
         assert f'trace_id="{trace_id}"' in exemplars(db)
 
         async def program_of_asyncio() -> str:
-            async with await engram.aio.connect(db.status().workers[0].address) as twin:
+            async with await engram.aio.connect(f"grpc://{db.status().workers[0].address}") as twin:
                 with provider.get_tracer("test").start_as_current_span("asyncio") as parent:
                     await twin.insert([3], weights=[0.5])
                 return f"{parent.get_span_context().trace_id:032x}"
