@@ -11,6 +11,8 @@
 //! - [`accept`] and [`connect`] put TLS 1.3 on connections, each with the current keys, both sides with certificates.
 //!   Sessions are not resumed: that would extend an old certificate past its end. [`TlsSocket`] is the same for threads
 //!   without a runtime.
+//! - [`SharedCertificate`] secures connections between processes without certificates of the cluster, which a worker has
+//!   authenticated.
 //! - [`Tokens`] authenticates calls with a ServiceAccount token, where a listener accepts those.
 //!
 //! Invariant: on a listener that requires certificates no application byte is read from a connection without a verified
@@ -26,6 +28,7 @@ mod name;
 mod provided_certificate;
 mod refusal;
 mod request;
+mod shared;
 mod socket;
 pub mod token;
 mod validity;
@@ -41,6 +44,7 @@ pub use name::{ExpectedPeer, MalformedName, Name, Role, UnexpectedPeer};
 pub use provided_certificate::{ProvidedCertificate, bundle, split_pem};
 pub use refusal::{Reason, Refusals};
 pub use request::{CertificateRequest, SigningRequest, create_request};
+pub use shared::SharedCertificate;
 pub use socket::TlsSocket;
 pub use token::{Account, IssuerFiles, Tokens};
 pub use watched_files::WatchedFiles;

@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime};
 const ALPN: &[u8] = b"h2";
 
 /// One provider for all: the tree contains a single implementation of the algorithms.
-static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(ring::default_provider()));
+pub(crate) static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(ring::default_provider()));
 
 /// Certificate, key and roots of a process at one time.
 pub(crate) struct Material {

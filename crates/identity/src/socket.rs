@@ -2,7 +2,8 @@
 
 use crate::material::Callers;
 use crate::verify::name;
-use crate::{ExpectedPeer, Keys, Name, dial};
+use crate::{ExpectedPeer, Keys, Name, SharedCertificate, dial};
+use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, Connection, ServerConnection};
 use std::fmt;
 use std::io::{self, BufReader, ErrorKind, IoSlice, Read, Write};
@@ -16,7 +17,8 @@ const READ_BYTES: usize = 64 << 10;
 pub struct TlsSocket {
     socket: BufReader<TcpStream>,
     connection: Connection,
-    peer: Name,
+    /// `None` for a shared certificate.
+    peer: Option<Name>,
 }
 
 impl fmt::Debug for TlsSocket {
@@ -41,7 +43,7 @@ impl TlsSocket {
         config.alpn_protocols = vec![protocol.to_vec()];
         let server_name = dial::server_name(keys.name().cluster);
         let connection = ClientConnection::new(Arc::new(config), server_name).map_err(invalid)?;
-        Self::secure(connection.into(), protocol, socket)
+        Self::secure(connection.into(), protocol, socket)?.named()
     }
 
     /// Performs the handshake on a blocking socket that a listener for `protocol` accepted. The other end is an
@@ -53,6 +55,26 @@ impl TlsSocket {
         let mut config = (*keys.server(Callers::Certified)).clone();
         config.alpn_protocols = vec![protocol.to_vec()];
         let connection = ServerConnection::new(Arc::new(config)).map_err(invalid)?;
+        Self::secure(connection.into(), protocol, socket)?.named()
+    }
+
+    /// As [`Self::connect`], to a process that has the same shared certificate.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn connect_shared(shared: &SharedCertificate, protocol: &[u8], socket: TcpStream) -> io::Result<Self> {
+        // It is not checked: the certificate names nothing.
+        let name = ServerName::try_from("group.engram").expect("it is a valid host name");
+        let connection = ClientConnection::new(shared.client(protocol), name).map_err(invalid)?;
+        Self::secure(connection.into(), protocol, socket)
+    }
+
+    /// As [`Self::accept`], from a process that has the same shared certificate.
+    ///
+    /// # Errors
+    /// As [`Self::accept`].
+    pub fn accept_shared(shared: &SharedCertificate, protocol: &[u8], socket: TcpStream) -> io::Result<Self> {
+        let connection = ServerConnection::new(shared.server(protocol)).map_err(invalid)?;
         Self::secure(connection.into(), protocol, socket)
     }
 
@@ -63,15 +85,20 @@ impl TlsSocket {
         if connection.alpn_protocol() != Some(protocol) {
             return Err(invalid("the peer uses another protocol"));
         }
-        let certificate = connection.peer_certificates().and_then(<[_]>::first);
-        let certificate = certificate.ok_or_else(|| invalid("the peer has no certificate"))?;
-        let peer = name(certificate).map_err(invalid)?;
-        Ok(Self { socket: BufReader::with_capacity(READ_BYTES, socket), connection, peer })
+        Ok(Self { socket: BufReader::with_capacity(READ_BYTES, socket), connection, peer: None })
     }
 
-    /// Returns the authenticated process at the other end.
-    pub const fn peer(&self) -> &Name {
-        &self.peer
+    /// Reads the name in the certificate of the peer.
+    fn named(mut self) -> io::Result<Self> {
+        let certificate = self.connection.peer_certificates().and_then(<[_]>::first);
+        let certificate = certificate.ok_or_else(|| invalid("the peer has no certificate"))?;
+        self.peer = Some(name(certificate).map_err(invalid)?);
+        Ok(self)
+    }
+
+    /// Returns the authenticated process at the other end; `None` for a shared certificate, which names none.
+    pub const fn peer(&self) -> Option<&Name> {
+        self.peer.as_ref()
     }
 
     /// Returns the socket, to wait for it or to change its timeouts.
