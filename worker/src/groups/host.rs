@@ -8,6 +8,7 @@ use engram_client::group::{notice_to_wire, report_from_wire};
 use engram_collective::group::{
     MemberId, Notice, PauseReason, Position, Record, Report, Service, ServiceAction, ServiceEvent,
 };
+use engram_identity::SharedCertificate;
 use engram_memory::{Command, PartitionId, RunId};
 use engram_proto::v1::{self, Problem, group_request::Request as Received, group_response::Response as Sent};
 use std::collections::{BTreeMap, VecDeque};
@@ -75,6 +76,8 @@ pub(super) struct Host {
     lost: Option<Instant>,
     idle: Option<Instant>,
     pause: Option<PauseReason>,
+    /// By which the processes recognize each other, in a cluster with TLS. Only this process and they have it.
+    certificate: Option<SharedCertificate>,
 }
 
 /// Another host has the group, or this worker is not the primary.
@@ -98,6 +101,9 @@ impl Host {
             let MemberState { id, reduce_address, state_address } = member.clone();
             (MemberId(id), v1::GroupMember { id, ordinal: 0, reduce_address, state_address })
         });
+        let certificate = shared.keys.as_ref().map(|_| SharedCertificate::create()).transpose();
+        let failed = |error| Problem::of(v1::ProblemKind::Unavailable, format!("failed to create a certificate: {error}"));
+        let certificate = certificate.map_err(failed)?;
         tracing::info!(group = state.name, generation = state.generation, term = version, "hosting a group");
         let now = Instant::now();
         Ok(Self {
@@ -116,6 +122,7 @@ impl Host {
             lost: None,
             idle: None,
             pause: None,
+            certificate,
         })
     }
 
@@ -212,7 +219,12 @@ impl Host {
         self.addresses.insert(member, address);
         self.processes.insert(member, Process { stream, responses, report: None });
         self.joined = Instant::now();
-        let settings = v1::GroupJoined { detect_ms: self.state.detect_ms, min_members: self.state.min_members };
+        let certificate = self.certificate.as_ref().map(|it| v1::GroupCertificate {
+            certificate: it.certificate().to_vec(),
+            key: it.key().to_vec(),
+        });
+        let GroupState { detect_ms, min_members, .. } = self.state;
+        let settings = v1::GroupJoined { detect_ms, min_members, certificate };
         self.send(member, Sent::Joined(settings));
         self.start_service().await
     }

@@ -45,11 +45,6 @@ impl GroupEndpoint {
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(invalid(format!("name has {} bytes; allowed: 1 to {MAX_NAME}", name.len())));
         }
-        if self.shared.keys.is_some() {
-            return Err(invalid(
-                "groups are not supported with TLS yet: gradients between processes are not encrypted; allowed: clusters with spec.tls.mode Disabled",
-            ));
-        }
         let run = record_id(self.shared.options.cluster, name);
         let partition = runs::partition(&self.shared, run);
         if self.shared.engine.position(partition).is_none() {

@@ -2,7 +2,7 @@
 
 use super::tcp::TcpConnect;
 use super::wire::position_to_wire;
-use super::{Fetch, Group, GroupError, Outgoing, Parts, PeerAddress, Provide, Shared, StateServer, state, stream};
+use super::{Fetch, Group, GroupError, Outgoing, Parts, PeerAddress, Provide, Security, Shared, StateServer, state, stream};
 use crate::client::Client;
 use engram_collective::group::{MemberId, Position, Timing};
 use engram_proto::v1;
@@ -33,21 +33,18 @@ pub struct GroupOptions {
 
 impl Group {
     /// Takes part in a group. `provide` copies the state for members that join. Returns the group, and the server of copies, which must live as
-    /// long.
+    /// long. In a cluster with TLS the connections between the processes of a group are secured, too.
     ///
     /// # Errors
-    /// The cluster is secured with TLS, or the process cannot listen.
+    /// The process cannot listen.
     pub fn join(
         client: &Client,
         runtime: &Handle,
         options: &GroupOptions,
         provide: Provide,
     ) -> Result<(Self, StateServer), GroupError> {
-        if client.options().network.is_secured() {
-            let text = "groups are not supported with TLS yet: gradients between processes are not encrypted; \
-                        allowed: clusters with spec.tls.mode Disabled";
-            return Err(GroupError::Rejected(text.to_owned()));
-        }
+        let is_secured = client.options().network.is_secured();
+        let security = if is_secured { Security::required() } else { Security::default() };
         let listen = |error: std::io::Error| GroupError::Listen(error.to_string());
         let address = options.address.unwrap_or_else(|| own_address(client));
         let reduce = TcpListener::bind((address, 0)).map_err(listen)?;
@@ -61,7 +58,7 @@ impl Group {
         };
         let timing = options.timing;
         let patience = Duration::from_millis(timing.change_ms());
-        let server = StateServer::start(state, provide, patience).map_err(listen)?;
+        let server = StateServer::start(state, provide, patience, security.clone()).map_err(listen)?;
         let shared = Arc::<Shared>::default();
         let (reports, queued) = mpsc::channel(stream::QUEUE);
         // A report that finds no place is replaced by the next.
@@ -70,9 +67,9 @@ impl Group {
             id: MemberId(member.id),
             position: options.position,
             timing,
-            connect: Box::new(TcpConnect { listener: reduce, shared: Arc::clone(&shared) }),
+            connect: Box::new(TcpConnect { listener: reduce, shared: Arc::clone(&shared), security: security.clone() }),
             outgoing,
-            fetch: fetcher(patience),
+            fetch: fetcher(patience, security.clone()),
             wait_limit: options.wait_limit,
         };
         let join = v1::JoinGroup {
@@ -84,7 +81,7 @@ impl Group {
             min_members: options.min_members,
         };
         let (group, signals) = Self::start_with(parts, shared).map_err(listen)?;
-        runtime.spawn(stream::keep_open(client.clone(), join, signals, queued));
+        runtime.spawn(stream::keep_open(client.clone(), join, signals, queued, security));
         Ok((group, server))
     }
 }
@@ -102,10 +99,11 @@ fn own_address(client: &Client) -> IpAddr {
 }
 
 /// Fetches states over TCP, on a thread per transfer.
-fn fetcher(patience: Duration) -> Fetch {
+fn fetcher(patience: Duration, security: Security) -> Fetch {
     Box::new(move |position: Position, sources: Vec<PeerAddress>, done: Box<dyn FnOnce(_) + Send>| {
+        let security = security.clone();
         let transfer = move || {
-            let state = state::fetch(position, &sources, patience);
+            let state = state::fetch(position, &sources, patience, &security);
             if let Err(error) = &state {
                 tracing::warn!(%error, step = position.step, "failed to fetch a state");
             }

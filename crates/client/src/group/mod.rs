@@ -20,6 +20,7 @@
 mod engine;
 mod join;
 mod member;
+mod secure;
 mod state;
 mod stream;
 mod tcp;
@@ -28,6 +29,7 @@ mod wire;
 pub use engine::{Committed, Connect, Generation, Outcome};
 pub use join::GroupOptions;
 pub use member::{Fetch, Outgoing, Signal};
+pub use secure::{SecuredSocket, Security};
 pub use state::{Provide, StateCopy, StateServer, fetch};
 pub use stream::record_id;
 pub use wire::{

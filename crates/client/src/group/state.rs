@@ -9,7 +9,8 @@
 //! The first member names the checksums. A chunk of another member that does not match, for example since buffers of a normalization differ, is
 //! fetched from the first.
 
-use super::{PeerAddress, State};
+use super::secure::StateSocket;
+use super::{PeerAddress, Security, State};
 use engram_collective::group::Position;
 use parking_lot::Mutex;
 use std::io::{self, ErrorKind, Read, Write};
@@ -55,6 +56,7 @@ struct Served {
     patience: Duration,
     open: AtomicUsize,
     is_ending: AtomicBool,
+    security: Security,
 }
 
 /// Offers the state of this process. Ends when it is dropped.
@@ -74,10 +76,16 @@ impl StateServer {
     ///
     /// # Errors
     /// The operating system starts no thread.
-    pub fn start(listener: TcpListener, provide: Provide, patience: Duration) -> io::Result<Self> {
+    pub fn start(
+        listener: TcpListener,
+        provide: Provide,
+        patience: Duration,
+        security: Security,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let last = Mutex::default();
-        let served = Served { provide, last, patience, open: AtomicUsize::new(0), is_ending: AtomicBool::new(false) };
+        let (open, is_ending) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let served = Served { provide, last, patience, open, is_ending, security };
         let served = Arc::new(served);
         let thread = std::thread::Builder::new().name("group-state".into()).spawn({
             let served = Arc::clone(&served);
@@ -121,9 +129,10 @@ impl Served {
         }
     }
 
-    fn serve(&self, mut socket: TcpStream) -> io::Result<()> {
+    fn serve(&self, socket: TcpStream) -> io::Result<()> {
         socket.set_nonblocking(false)?;
         limit(&socket)?;
+        let mut socket = self.security.accept_state(socket)?;
         let mut request = [0; REQUEST_BYTES];
         loop {
             match socket.read_exact(&mut request) {
@@ -142,7 +151,7 @@ impl Served {
         }
     }
 
-    fn send_manifest(&self, socket: &mut TcpStream, wanted: Position) -> io::Result<()> {
+    fn send_manifest(&self, socket: &mut StateSocket, wanted: Position) -> io::Result<()> {
         let Some((copy, checksums)) = self.copy(wanted) else { return socket.write_all(&[0]) };
         let mut answer = vec![1];
         for value in [copy.position.step, copy.position.digest, copy.content.len() as u64].into_iter().chain(checksums)
@@ -152,7 +161,7 @@ impl Served {
         socket.write_all(&answer)
     }
 
-    fn send_chunk(&self, socket: &mut TcpStream, position: Position, index: usize) -> io::Result<()> {
+    fn send_chunk(&self, socket: &mut StateSocket, position: Position, index: usize) -> io::Result<()> {
         let copy = self.copy(position).map(|(copy, _)| copy).filter(|copy| copy.position == position);
         let chunk = copy.as_ref().and_then(|copy| copy.content.chunks(CHUNK_BYTES).nth(index));
         let Some(chunk) = chunk else { return socket.write_all(&[0]) };
@@ -201,16 +210,16 @@ fn invalid(text: impl Into<String>) -> io::Error {
 /// A connection to a member that offers its state.
 struct Source {
     address: String,
-    socket: TcpStream,
+    socket: StateSocket,
 }
 
 impl Source {
-    fn open(address: &str, patience: Duration) -> io::Result<Self> {
+    fn open(address: &str, patience: Duration, security: &Security) -> io::Result<Self> {
         let target: SocketAddr =
             address.to_socket_addrs()?.next().ok_or_else(|| invalid(format!("{address} has no IP address")))?;
         let socket = TcpStream::connect_timeout(&target, patience)?;
         limit(&socket)?;
-        Ok(Self { address: address.to_owned(), socket })
+        Ok(Self { address: address.to_owned(), socket: security.connect_state(socket)? })
     }
 
     fn request(&mut self, kind: u8, position: Position, chunk: usize) -> io::Result<bool> {
@@ -266,10 +275,15 @@ impl Source {
 ///
 /// # Errors
 /// No source has a complete state.
-pub fn fetch(position: Position, sources: &[PeerAddress], patience: Duration) -> io::Result<State> {
+pub fn fetch(
+    position: Position,
+    sources: &[PeerAddress],
+    patience: Duration,
+    security: &Security,
+) -> io::Result<State> {
     let mut last = invalid("no member has the state");
     for (index, source) in sources.iter().enumerate() {
-        match fetch_by(position, &source.state, &sources[index + 1..], patience) {
+        match fetch_by(position, (&source.state, &sources[index + 1..]), patience, security) {
             Ok(state) => return Ok(state),
             Err(error) => last = error,
         }
@@ -277,11 +291,16 @@ pub fn fetch(position: Position, sources: &[PeerAddress], patience: Duration) ->
     Err(last)
 }
 
-fn fetch_by(position: Position, first: &str, others: &[PeerAddress], patience: Duration) -> io::Result<State> {
-    let mut first = Source::open(first, patience)?;
+fn fetch_by(
+    position: Position,
+    (first, others): (&str, &[PeerAddress]),
+    patience: Duration,
+    security: &Security,
+) -> io::Result<State> {
+    let mut first = Source::open(first, patience, security)?;
     let (position, bytes, checksums) = first.manifest(position)?;
     let mut content = vec![0; bytes];
-    let helpers: Vec<Source> = others.iter().filter_map(|it| Source::open(&it.state, patience).ok()).collect();
+    let helpers: Vec<Source> = others.iter().filter_map(|it| Source::open(&it.state, patience, security).ok()).collect();
     let streams = 1 + helpers.len();
     let mut parts: Vec<Vec<(usize, u64, &mut [u8])>> = (0..streams).map(|_| Vec::new()).collect();
     for (index, (chunk, checksum)) in content.chunks_mut(CHUNK_BYTES).zip(checksums).enumerate() {
@@ -318,32 +337,53 @@ fn fetch_by(position: Position, first: &str, others: &[PeerAddress], patience: D
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engram_identity::SharedCertificate;
 
-    fn serve(content: &Arc<Vec<u8>>, step: u64) -> (StateServer, PeerAddress) {
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    fn serve(content: &Arc<Vec<u8>>, step: u64, security: &Security) -> (StateServer, PeerAddress) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let state = listener.local_addr().unwrap().to_string();
         let copy = StateCopy { position: Position { step, digest: step }, content: Arc::clone(content) };
-        let server = StateServer::start(listener, Arc::new(move || Some(copy.clone())), Duration::ZERO).unwrap();
+        let provide: Provide = Arc::new(move || Some(copy.clone()));
+        let server = StateServer::start(listener, provide, Duration::ZERO, security.clone()).unwrap();
         (server, PeerAddress { reduce: String::new(), state })
+    }
+
+    fn content() -> Arc<Vec<u8>> {
+        Arc::new((0..5 * CHUNK_BYTES + 77).map(|at| (at % 251) as u8).collect())
     }
 
     #[test]
     fn state_is_complete_although_a_source_has_another_one_and_one_is_gone() {
-        let content: Arc<Vec<u8>> = Arc::new((0..5 * CHUNK_BYTES + 77).map(|at| (at % 251) as u8).collect());
+        let (content, plain) = (content(), Security::default());
         let mut other = content.to_vec();
         // Two of its chunks differ.
         (other[CHUNK_BYTES + 5], other[4 * CHUNK_BYTES + 5]) = (255, 255);
-        let (_first, first) = serve(&content, 7);
-        let (_other, second) = serve(&Arc::new(other), 7);
-        let (gone, third) = serve(&content, 7);
+        let (_first, first) = serve(&content, 7, &plain);
+        let (_other, second) = serve(&Arc::new(other), 7, &plain);
+        let (gone, third) = serve(&content, 7, &plain);
         drop(gone);
         let position = Position { step: 7, digest: 7 };
-        let state = fetch(position, &[first.clone(), second, third.clone()], Duration::from_secs(5)).unwrap();
+        let state = fetch(position, &[first.clone(), second, third.clone()], PATIENCE, &plain).unwrap();
         assert_eq!((state.position, *state.content == *content), (position, true));
         // A later state is as good; an earlier one is not.
-        let earlier = fetch(Position { step: 6, digest: 1 }, &[third, first.clone()], Duration::from_secs(5)).unwrap();
+        let earlier = fetch(Position { step: 6, digest: 1 }, &[third, first.clone()], PATIENCE, &plain).unwrap();
         assert_eq!(earlier.position, position);
-        let later = fetch(Position { step: 8, digest: 1 }, &[first], Duration::from_secs(5));
+        let later = fetch(Position { step: 8, digest: 1 }, &[first], PATIENCE, &plain);
         assert!(later.unwrap_err().to_string().contains("no state of step 8"));
+    }
+
+    #[test]
+    fn secured_state_is_sent_to_processes_with_the_certificate_of_the_group_only() {
+        let certificate = SharedCertificate::create().unwrap();
+        let (security, other, early) = (Security::required(), Security::required(), Security::required());
+        assert!(security.receive(Some(certificate)) && other.receive(Some(SharedCertificate::create().unwrap())));
+        assert!(!early.receive(None), "a certificate is required");
+        let (content, position) = (content(), Position { step: 7, digest: 7 });
+        let (_server, address) = serve(&content, 7, &security);
+        let fetched = |security: &Security| fetch(position, std::slice::from_ref(&address), PATIENCE, security);
+        assert!(*fetched(&security).unwrap().content == *content);
+        assert!(fetched(&other).is_err() && fetched(&early).is_err() && fetched(&Security::default()).is_err());
     }
 }

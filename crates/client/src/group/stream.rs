@@ -1,10 +1,11 @@
 //! The connection of a process to the membership service of its group: opened again when it breaks or the service moves.
 
-use super::PeerAddress;
 use super::member::Signal;
 use super::wire::{notice_from_wire, report_to_wire};
+use super::{PeerAddress, Security};
 use crate::client::Client;
 use engram_collective::group::{self, Report};
+use engram_identity::SharedCertificate;
 use engram_memory::{MemoryId, RunId, partition_of};
 use engram_proto::v1::group_service_client::GroupServiceClient;
 use engram_proto::v1::{
@@ -23,6 +24,9 @@ pub(super) const QUEUE: usize = 64;
 const OPEN_DEADLINE: Duration = Duration::from_secs(2);
 /// Interval between attempts: the service moves with the primary of its partition.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Why a worker of an earlier version is not used.
+const NO_CERTIFICATE: &str = "the worker sent no certificate for the connections between the processes of the group; required with TLS";
 
 /// Returns the id of the record of a group, by its name.
 pub fn record_id(cluster: engram_memory::ClusterId, name: &str) -> RunId {
@@ -45,9 +49,10 @@ pub(super) async fn keep_open(
     join: v1::JoinGroup,
     signals: Sender<Signal>,
     mut reports: mpsc::Receiver<v1::GroupRequest>,
+    security: Security,
 ) {
     loop {
-        match connected(&client, &join, &signals, &mut reports).await {
+        match connected(&client, &join, (&signals, &security), &mut reports).await {
             Ok(true) => return,
             Ok(false) => {}
             Err(status) if is_rejection(&status) => {
@@ -80,7 +85,7 @@ fn is_rejection(status: &Status) -> bool {
 async fn connected(
     client: &Client,
     join: &v1::JoinGroup,
-    signals: &Sender<Signal>,
+    (signals, security): (&Sender<Signal>, &Security),
     reports: &mut mpsc::Receiver<v1::GroupRequest>,
 ) -> Result<bool, Status> {
     let unavailable = |text: String| Status::unavailable(text);
@@ -102,7 +107,7 @@ async fn connected(
     loop {
         tokio::select! {
             response = responses.message() => match response? {
-                Some(response) => if !forward(response, signals) {
+                Some(response) => if !forward(response, signals, security) {
                     return Ok(true);
                 },
                 None => return Ok(false),
@@ -117,10 +122,19 @@ async fn connected(
     }
 }
 
+/// Returns the certificate that the processes of the group share; `None` if there is none, or it is damaged.
+fn certificate(joined: v1::GroupJoined) -> Option<SharedCertificate> {
+    let v1::GroupCertificate { certificate, key } = joined.certificate?;
+    SharedCertificate::from_der(&certificate, &key).ok()
+}
+
 /// Passes a message to the member; returns whether it is there.
-fn forward(response: v1::GroupResponse, signals: &Sender<Signal>) -> bool {
+fn forward(response: v1::GroupResponse, signals: &Sender<Signal>, security: &Security) -> bool {
     let signal = match response.response {
-        Some(Received::Joined(_)) => Some(Signal::Connected),
+        Some(Received::Joined(joined)) => {
+            let is_secure = security.receive(certificate(joined));
+            Some(if is_secure { Signal::Connected } else { Signal::Rejected(NO_CERTIFICATE.to_owned()) })
+        }
         Some(Received::Probe(_)) => Some(Signal::Probe),
         Some(Received::Notice(notice)) => {
             let address = |it: v1::GroupMember| {

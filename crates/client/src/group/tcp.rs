@@ -1,9 +1,9 @@
 //! Connections between the members of a generation over TCP.
 
-use super::Shared;
 use super::engine::{Connect, Generation};
+use super::{Security, Shared};
 use engram_collective::message::{HEADER_BYTES, Tag};
-use engram_collective::transport::{Error, Tcp, TcpOptions, Transport, Wait};
+use engram_collective::transport::{Error, Secure, Tcp, TcpOptions, Transport, Wait};
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use std::time::Duration;
 pub(super) struct TcpConnect {
     pub(super) listener: TcpListener,
     pub(super) shared: Arc<Shared>,
+    pub(super) security: Security,
 }
 
 impl Connect for TcpConnect {
@@ -21,7 +22,10 @@ impl Connect for TcpConnect {
         let addresses = generation.members.iter().enumerate().map(|(rank, (_, it))| resolve(rank, &it.reduce));
         let addresses: Vec<SocketAddr> = addresses.collect::<Result<_, _>>()?;
         let options = TcpOptions { connect: limit, ..TcpOptions::default() };
-        let tcp = Tcp::connect(generation.rank, generation.number, &addresses, &self.listener, None, options)?;
+        let closed = |source| Error::Closed { rank: generation.rank, source: Some(source) };
+        let secure = self.security.peers().map_err(closed)?;
+        let secure = secure.as_ref().map(|it| it as &dyn Secure);
+        let tcp = Tcp::connect(generation.rank, generation.number, &addresses, &self.listener, secure, options)?;
         Ok(Box::new(Counted { tcp, shared: Arc::clone(&self.shared) }))
     }
 }
