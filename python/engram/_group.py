@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -30,7 +31,8 @@ class Group:
     Each process computes the gradient of its own samples; the group sums the gradients over TCP while the backward pass runs, and every
     process takes the same step. A process that dies costs no step: the others reduce the gradients that they kept again, without it. A process that
     joins, or was stopped for too long, receives parameters and optimizer state from the others. The membership is a replicated record of
-    the cluster at ``address``; gradients never pass the cluster.
+    the cluster at ``address``, for which ``tls`` and ``token`` are those of :func:`engram.connect`; gradients never pass the cluster. In a cluster
+    with TLS they are encrypted between the processes, too.
 
         with Group("grpc://worker-0:7443", "demo") as group:
             model = group.wrap(model, optimizer)
@@ -54,6 +56,8 @@ class Group:
         join_timeout: float = 60.0,
         bind: str | None = None,
         bucket_mb: float = 1.0,
+        tls: Mapping[str, str | os.PathLike[str]] | None = None,
+        token: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= 128:
             raise invalid(f"name is {name!r}; allowed: 1 to 128 characters")
@@ -68,7 +72,9 @@ class Group:
         self.samples = 1
         self._bind, self._bucket_bytes = bind, max(4, int(bucket_mb * 2**20))
         self._owns_database = not isinstance(address, Database)
-        self._database = connect(address) if self._owns_database else address
+        if not self._owns_database and (tls is not None or token is not None):
+            raise invalid("tls and token are for an address; a Database has them from connect()")
+        self._database = connect(address, tls=tls, token=token) if self._owns_database else address
         self._native: _engram.Group | None = None
         self._reducer: _Hooks | _Ddp | None = None
         self._lock = threading.Lock()

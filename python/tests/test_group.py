@@ -3,11 +3,15 @@
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import engram
+from engram._database import cluster_manifest
+from engram._local import program, read_endpoints
 
 pytestmark = pytest.mark.torch
 
@@ -139,3 +143,55 @@ def test_step_with_a_gradient_that_is_not_finite_is_skipped(db: engram.Database)
         assert group.last_step["members"] == 1 and group.steps == 2
         assert not torch.equal(layer.weight, before)
         assert group.statistics["skipped"] == 1
+
+
+SECURED = """
+import json, sys, torch
+from engram.torch import Group
+
+torch.manual_seed(int(sys.argv[2]))
+layer = torch.nn.Linear(300, 40)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+user = sys.argv[3] + "/client.pem"
+tls = {"ca": sys.argv[3] + "/ca.pem", "certificate": user, "key": user}
+with Group(sys.argv[1], "secured", min_members=2, timeout=2.0, tls=tls) as group:
+    model = group.wrap(layer, optimizer)
+    while group.steps < 5:
+        model(torch.ones(1, 300)).square().sum().backward()
+        group.step(samples=1)
+    print(json.dumps({"digest": group.digest(), "members": group.last_step["members"]}))
+"""
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Path]:
+    """State directory of a local cluster with TLS."""
+    manifest = tmp_path / "cluster.json"
+    manifest.write_text(json.dumps(cluster_manifest("secured", {"workers": 2, "partitions": 8})))
+    command = [program(), "up", str(manifest), "--state-dir", str(tmp_path / "state"), "--port-base", "0", "--stop-with-stdin", "--tls"]
+    with open(tmp_path / "up.log", "wb") as log:
+        up = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + 100
+        while read_endpoints(tmp_path / "state") is None:
+            assert up.poll() is None and time.monotonic() < end, (tmp_path / "up.log").read_text()
+            time.sleep(0.05)
+        yield tmp_path / "state"
+    finally:
+        up.communicate(timeout=60)
+
+
+@pytest.mark.timeout(240)
+def test_processes_of_a_cluster_with_tls_share_gradients_and_states(secured: Path) -> None:
+    endpoints = read_endpoints(secured)
+    assert endpoints is not None and endpoints["tls"]
+    target = "grpc://" + ",".join(worker["client"] for worker in endpoints["workers"])
+    # The processes start with different parameters: one of them receives the state of the other.
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SECURED, target, seed, str(secured / "tls")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for seed in ("0", "1")
+    ]
+    outputs = [process.communicate(timeout=150) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    first, second = (json.loads(output) for output, _ in outputs)
+    assert first == second and first["members"] == 2, outputs
