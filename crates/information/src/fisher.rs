@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::Error;
-use crate::kernel::{outer_products, row_start, triangle};
+use crate::kernel::{outer_products, packed_rows, row_start, triangle};
 
 /// Leaves of the fixed binary tree. More would allow more workers; 64 keeps a worker's message at most 12 subtrees.
 pub const LEAVES: usize = 64;
@@ -35,7 +35,7 @@ pub struct PartialSum {
     pub level: u32,
     /// Position of the subtree among those of its level.
     pub index: usize,
-    /// Packed upper triangle, row by row: P (P + 1) / 2 entries.
+    /// Packed upper triangle, row by row: P (P + 1) / 2 entries; of a [band](bands), its part of them.
     pub sums: Vec<f64>,
 }
 
@@ -47,6 +47,24 @@ pub struct FisherMatrix {
     mode: Mode,
     /// Packed upper triangle.
     entries: Vec<f64>,
+}
+
+/// Divides the rows of the upper triangle of a matrix into bands of about as many entries each, and at most `entries`, or one row.
+///
+/// A band is a consecutive part of the packed triangle: the sums of all bands, one after the other, are those of the matrix.
+pub fn bands(parameters: usize, entries: usize) -> Vec<Range<usize>> {
+    let whole = triangle(parameters);
+    let share = whole / whole.div_ceil(entries.max(1)).max(1);
+    let mut bands: Vec<Range<usize>> = Vec::new();
+    for row in 0..parameters {
+        let extended = bands.last().map_or(row, |band| band.start)..row + 1;
+        let before = packed_rows(&(extended.start..row), parameters).len();
+        match bands.last_mut() {
+            Some(band) if before < share && packed_rows(&extended, parameters).len() <= entries => *band = extended,
+            _ => bands.push(row..row + 1),
+        }
+    }
+    bands
 }
 
 /// Returns the maximal aligned subtree sums of consecutive leaves: at most 12.
@@ -62,6 +80,23 @@ pub fn partial_sums(
     leaves: Range<usize>,
     samples: usize,
 ) -> Result<Vec<PartialSum>, Error> {
+    partial_sums_of_rows(scores, parameters, &(0..parameters), leaves, samples)
+}
+
+/// Returns what [`partial_sums`] returns, for some rows of the matrix only, with the same bits.
+///
+/// # Errors
+/// As [`partial_sums`]; rows out of range.
+pub fn partial_sums_of_rows(
+    scores: &[f32],
+    parameters: usize,
+    rows: &Range<usize>,
+    leaves: Range<usize>,
+    samples: usize,
+) -> Result<Vec<PartialSum>, Error> {
+    if rows.end > parameters || rows.start > rows.end {
+        return Err(Error::Dimension { what: "end of the rows", found: rows.end, expected: parameters });
+    }
     if leaves.end > LEAVES || leaves.start > leaves.end {
         return Err(Error::Dimension { what: "end of the leaves", found: leaves.end, expected: LEAVES });
     }
@@ -74,8 +109,8 @@ pub fn partial_sums(
     let mut subtrees: Vec<PartialSum> = Vec::new();
     for leaf in leaves {
         let range = leaf_range(leaf, samples);
-        let rows = &scores[(range.start - first) * parameters..(range.end - first) * parameters];
-        push(&mut subtrees, PartialSum { level: 0, index: leaf, sums: outer_products(rows, parameters) });
+        let scores = &scores[(range.start - first) * parameters..(range.end - first) * parameters];
+        push(&mut subtrees, PartialSum { level: 0, index: leaf, sums: outer_products(scores, parameters, rows) });
     }
     Ok(subtrees)
 }
@@ -140,7 +175,7 @@ pub fn fast_sum(scores: &[f32], parameters: usize) -> Result<FisherMatrix, Error
         return Err(Error::Range { name: "samples", value: 0.0, allowed: "at least 1" });
     }
     Error::finite("scores", scores.iter().map(|&it| f64::from(it)))?;
-    let mut entries = outer_products(scores, parameters);
+    let mut entries = outer_products(scores, parameters, &(0..parameters));
     entries.iter_mut().for_each(|entry| *entry /= samples as f64);
     Ok(FisherMatrix { parameters, samples: samples as u64, mode: Mode::Fast, entries })
 }
@@ -240,6 +275,26 @@ mod tests {
         fn any_split_at_leaf_borders_gives_the_same_bits(samples in 1_usize..400, cuts in proptest::collection::vec(0_usize..64, 0..6)) {
             prop_assert_eq!(of_split(samples, 5, &cuts), of_split(samples, 5, &[]));
         }
+    }
+
+    #[test]
+    fn bands_give_the_matrix_of_whole_sums() {
+        const PARAMETERS: usize = 41;
+        let all = scores(130, PARAMETERS, 5);
+        let whole = partial_sums(&all, PARAMETERS, 0..64, 130).unwrap().pop().unwrap().sums;
+        for entries in [1, 41, 100, 300, 860, 861, 5_000] {
+            let bands = bands(PARAMETERS, entries);
+            let sums = |rows: &Range<usize>| {
+                let sums = partial_sums_of_rows(&all, PARAMETERS, rows, 0..64, 130).unwrap().pop().unwrap().sums;
+                assert!(sums.len() <= entries.max(PARAMETERS) && !sums.is_empty(), "{} of {entries}", sums.len());
+                sums
+            };
+            assert_eq!(bands.iter().flat_map(sums).collect::<Vec<f64>>(), whole, "{entries} entries, {bands:?}");
+        }
+        assert_eq!(bands(PARAMETERS, 861).len(), 1);
+        assert_eq!(bands(1_000, 393_216).len(), 2);
+        let refused = partial_sums_of_rows(&all, PARAMETERS, &(3..42), 0..64, 130).unwrap_err();
+        assert_eq!(refused.to_string(), "end of the rows: 42 is not allowed; allowed: 41");
     }
 
     #[test]

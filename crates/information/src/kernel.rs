@@ -1,5 +1,7 @@
 //! The symmetric rank-n update: adds `s s^T` of each sample to a packed upper triangle, in the order of the samples.
 
+use std::ops::Range;
+
 /// Rows of a tile. With [`TILE_COLUMNS`], accumulators and operands fit the 32 vector registers of AVX-512.
 const TILE_ROWS: usize = 6;
 /// Columns of a tile: four vectors of eight f64.
@@ -15,12 +17,20 @@ pub(crate) const fn row_start(row: usize, parameters: usize) -> usize {
     row * parameters - row * row.saturating_sub(1) / 2
 }
 
-/// Returns the packed upper triangle of the sum of `s s^T` over samples (samples x parameters, row-major), samples added in order.
+/// Returns the entries of some rows of the packed upper triangle, which are consecutive.
+pub(crate) const fn packed_rows(rows: &Range<usize>, parameters: usize) -> Range<usize> {
+    row_start(rows.start, parameters)..row_start(rows.end, parameters)
+}
+
+/// Returns some rows of the packed upper triangle of the sum of `s s^T` over samples (samples x parameters, row-major), samples added in
+/// order.
 ///
-/// Each entry is `((s_0 + s_1) + s_2) + ...` in f64: independent of tiles and of fused multiply-add, since products of two f32 are exact.
-pub(crate) fn outer_products(scores: &[f32], parameters: usize) -> Vec<f64> {
-    let mut sums = vec![0.0; triangle(parameters)];
-    if parameters == 0 || scores.is_empty() {
+/// Each entry is `((s_0 + s_1) + s_2) + ...` in f64: independent of tiles, of the rows asked for, and of fused multiply-add, since products
+/// of two f32 are exact.
+pub(crate) fn outer_products(scores: &[f32], parameters: usize, wanted: &Range<usize>) -> Vec<f64> {
+    let packed = packed_rows(wanted, parameters);
+    let mut sums = vec![0.0; packed.len()];
+    if wanted.is_empty() || scores.is_empty() {
         return sums;
     }
     let samples = scores.len() / parameters;
@@ -33,18 +43,20 @@ pub(crate) fn outer_products(scores: &[f32], parameters: usize) -> Vec<f64> {
             panels[(panel * samples + sample) * TILE_COLUMNS + parameter % TILE_COLUMNS] = f64::from(score);
         }
     }
-    for panel in 0..padded / TILE_COLUMNS {
+    for panel in wanted.start / TILE_COLUMNS..padded / TILE_COLUMNS {
         let columns = &panels[panel * samples * TILE_COLUMNS..][..samples * TILE_COLUMNS];
         let last = ((panel + 1) * TILE_COLUMNS).min(parameters);
         // Rows up to the diagonal of this panel.
-        for row in (0..last).step_by(TILE_ROWS) {
-            let rows = TILE_ROWS.min(last - row);
+        let end = last.min(wanted.end);
+        for row in (wanted.start..end).step_by(TILE_ROWS) {
+            let rows = TILE_ROWS.min(end - row);
             let mut tile = [[0.0; TILE_COLUMNS]; TILE_ROWS];
             accumulate(&panels, samples, row, columns, &mut tile);
             for (offset, values) in tile.iter().enumerate().take(rows) {
                 let row = row + offset;
                 for column in row.max(panel * TILE_COLUMNS)..last {
-                    sums[row_start(row, parameters) + column - row] = values[column - panel * TILE_COLUMNS];
+                    sums[row_start(row, parameters) - packed.start + column - row] =
+                        values[column - panel * TILE_COLUMNS];
                 }
             }
         }
@@ -115,7 +127,12 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(30))]
         #[test]
-        fn sums_have_the_bits_of_the_plain_loop(parameters in 1_usize..80, samples in 0_usize..20, seed: u32) {
+        fn sums_have_the_bits_of_the_plain_loop(
+            parameters in 1_usize..80,
+            samples in 0_usize..20,
+            cut in 0_usize..80,
+            seed: u32,
+        ) {
             let mix = |index: u32| (index ^ seed).wrapping_mul(2_654_435_761).rotate_left(11).wrapping_mul(0x85eb_ca6b);
             let scores: Vec<f32> =
                 (0..(parameters * samples) as u32).map(|index| mix(index) as f32 / 1e9 - 2.0).collect();
@@ -129,8 +146,10 @@ mod tests {
                     expected.push(sum.to_bits());
                 }
             }
-            let bits: Vec<u64> = outer_products(&scores, parameters).iter().map(|it| it.to_bits()).collect();
-            prop_assert_eq!(bits, expected);
+            let bits = |rows: Range<usize>| outer_products(&scores, parameters, &rows).into_iter().map(f64::to_bits);
+            prop_assert_eq!(bits(0..parameters).collect::<Vec<u64>>(), &expected[..]);
+            let cut = cut.min(parameters);
+            prop_assert_eq!(bits(0..cut).chain(bits(cut..parameters)).collect::<Vec<u64>>(), expected);
         }
     }
 }

@@ -22,6 +22,9 @@ mod tensor;
 pub use distribution::{categorical_fisher, gaussian_fisher, softmax_fisher, softmax_scores};
 pub use divergence::{bregman, kullback_leibler, kullback_leibler_gaussian};
 pub use error::Error;
-pub use fisher::{FisherMatrix, LEAVES, Mode, PartialSum, combine, fast_sum, leaf_range, merge_subtrees, partial_sums};
+pub use fisher::{
+    FisherMatrix, LEAVES, Mode, PartialSum, bands, combine, fast_sum, leaf_range, merge_subtrees, partial_sums,
+    partial_sums_of_rows,
+};
 pub use natural::natural_gradient;
 pub use tensor::{amari_chentsov, gaussian_amari_chentsov};

@@ -24,7 +24,7 @@ metadata: { name: information }
 spec:
   clusterRef: { name: demo }
   kind: Fisher
-  fisher: { form: Empirical, epochs: 4, steps: 6, naturalRates: [0.3], sgdRates: [3] }
+  fisher: { hidden: 12, form: Empirical, epochs: 4, steps: 6, naturalRates: [0.3], sgdRates: [3] }
 ";
 
 #[test]

@@ -7,18 +7,20 @@ use crate::panics;
 use crate::shared::Shared;
 use engram_api::{Code, LearnerRunSpec, MAX_DATA_BYTES};
 use engram_learn::source::StopFlag;
-use engram_learn::task_run::{MAX_TASK_BYTES, Task, TaskContext, TaskError, task_run};
+use engram_learn::task_run::{MAX_INPUT_BYTES, MAX_RESULT_BYTES, Task, TaskContext, TaskError, task_run};
 use engram_proto::v1::run_task_response::Event;
 use engram_proto::v1::{self, Problem, ProblemKind};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tonic::Status;
 
 /// Interval of reports; a driver waits 15 s for one.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
+/// Reports between checkpoints: a lost worker costs about two seconds of work.
+const REPORTS_PER_CHECKPOINT: u64 = 4;
 /// Retry hint for tasks of a busy worker, in milliseconds.
 const BUSY_RETRY_MS: u64 = 500;
 /// Reports that wait for a driver that does not read.
@@ -61,6 +63,7 @@ struct Work {
     spec: LearnerRunSpec,
     data: Option<Vec<u8>>,
     task: Task,
+    checkpoint: Option<Vec<u8>>,
 }
 
 impl Work {
@@ -68,23 +71,27 @@ impl Work {
     fn new(message: v1::RunTaskRequest) -> Result<Self, Problem> {
         let invalid = |text: String| Problem::of(ProblemKind::Invalid, text);
         let data_bytes = message.data.as_ref().map_or(0, |data| data.len());
-        for (field, length, limit) in
-            [("input", message.input.len(), MAX_TASK_BYTES), ("data", data_bytes, MAX_DATA_BYTES)]
-        {
+        let checkpoint_bytes = message.checkpoint.as_ref().map_or(0, |state| state.len());
+        for (field, length, limit) in [
+            ("input", message.input.len(), MAX_INPUT_BYTES),
+            ("data", data_bytes, MAX_DATA_BYTES),
+            ("checkpoint", checkpoint_bytes, MAX_RESULT_BYTES),
+        ] {
             if length > limit {
                 return Err(invalid(format!("{field}: {length} bytes are not allowed; allowed: up to {limit}")));
             }
         }
         let spec = serde_json::from_str(&message.spec_json).map_err(|error| invalid(format!("spec_json: {error}")))?;
         let task = Task { name: message.name, input: message.input.into(), cost: 1 };
-        Ok(Self { spec, data: message.data.map(Into::into), task })
+        let checkpoint = message.checkpoint.map(Into::into);
+        Ok(Self { spec, data: message.data.map(Into::into), task, checkpoint })
     }
 
     fn result(&self, context: &Context) -> Result<Vec<u8>, TaskError> {
         let result = task_run(&self.spec, self.data.as_deref())?.execute(&self.task, context)?;
-        if result.len() > MAX_TASK_BYTES {
+        if result.len() > MAX_RESULT_BYTES {
             let length = result.len();
-            return Err(TaskError::Failed(format!("the result has {length} bytes; allowed: up to {MAX_TASK_BYTES}")));
+            return Err(TaskError::Failed(format!("the result has {length} bytes; allowed: up to {MAX_RESULT_BYTES}")));
         }
         Ok(result)
     }
@@ -96,6 +103,9 @@ struct Context {
     fraction: AtomicU64,
     stop: StopFlag,
     threads: usize,
+    resumed_from: Option<Vec<u8>>,
+    checkpoint_due: AtomicBool,
+    checkpoints: mpsc::Sender<v1::TaskCheckpoint>,
 }
 
 impl TaskContext for Context {
@@ -110,6 +120,21 @@ impl TaskContext for Context {
     fn threads(&self) -> usize {
         self.threads
     }
+
+    fn resumed_from(&self) -> Option<&[u8]> {
+        self.resumed_from.as_deref()
+    }
+
+    fn checkpoint_due(&self) -> bool {
+        self.checkpoint_due.swap(false, Ordering::Relaxed)
+    }
+
+    fn checkpoint(&self, state: Vec<u8>, fraction: f64) {
+        if state.len() <= MAX_RESULT_BYTES {
+            // The next one supersedes a checkpoint for which there is no room.
+            let _ = self.checkpoints.try_send(v1::TaskCheckpoint { state: state.into(), fraction });
+        }
+    }
 }
 
 /// Stops the task when its call ends in any way.
@@ -123,13 +148,21 @@ impl Drop for StopOnDrop {
 
 async fn execute(
     shared: Arc<Shared>,
-    work: Work,
+    mut work: Work,
     permit: OwnedSemaphorePermit,
     reports: mpsc::Sender<Result<v1::RunTaskResponse, Status>>,
 ) {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let threads = shared.options.threads.unwrap_or(cores).max(1);
-    let context = Arc::new(Context { fraction: AtomicU64::new(0), stop: StopFlag::default(), threads });
+    let (checkpoints, mut received) = mpsc::channel(1);
+    let context = Arc::new(Context {
+        fraction: AtomicU64::new(0),
+        stop: StopFlag::default(),
+        threads,
+        resumed_from: work.checkpoint.take(),
+        checkpoint_due: AtomicBool::new(false),
+        checkpoints,
+    });
     let _stop = StopOnDrop(Arc::clone(&context));
     let (sender, mut outcome) = oneshot::channel();
     let for_task = Arc::clone(&context);
@@ -141,6 +174,7 @@ async fn execute(
     });
     let mut stopping = shared.stopping.subscribe();
     let mut interval = tokio::time::interval(REPORT_INTERVAL);
+    let mut reported: u64 = 0;
     loop {
         tokio::select! {
             biased;
@@ -154,7 +188,16 @@ async fn execute(
                 let _ = reports.send(Err(problem.into_status())).await;
                 return;
             }
+            Some(checkpoint) = received.recv() => {
+                // A driver that does not read receives a later one.
+                let _ = reports.try_send(Ok(v1::RunTaskResponse { event: Some(Event::Checkpoint(checkpoint)) }));
+            }
             _ = interval.tick() => {
+                // The first one soon, since many tasks are short.
+                if reported % REPORTS_PER_CHECKPOINT == 1 {
+                    context.checkpoint_due.store(true, Ordering::Relaxed);
+                }
+                reported += 1;
                 let fraction = f64::from_bits(context.fraction.load(Ordering::Relaxed));
                 // A driver that does not read needs no further report.
                 let _ = reports.try_send(Ok(v1::RunTaskResponse { event: Some(Event::Progress(fraction)) }));

@@ -14,7 +14,7 @@ use calls::{Calls, Outcome};
 use engram_api::{Code, LearnerRunSpec};
 use engram_learn::run::{ClusterError, Input, LogError, Order, Phase, RunLog as _, RunState, RunningTask, Status};
 use engram_learn::task_run::{
-    Assignment, AssignmentAction, AssignmentEvent, MAX_LOSSES, MAX_TASK_BYTES, RecordedTasks, StageResults, Task,
+    Assignment, AssignmentAction, AssignmentEvent, MAX_INPUT_BYTES, MAX_LOSSES, MAX_RESULT_BYTES, RecordedTasks, StageResults, Task,
     TaskError, TaskFindings, TaskRun, TaskSummary, TimelineKind, page_row, result_row, task_run, timeline_row,
 };
 use engram_memory::RunId;
@@ -219,12 +219,12 @@ impl Driver {
         let (run, results) = (Arc::clone(run), results.to_vec());
         let tasks = blocking(move || run.plan(&results)).await?;
         let names: BTreeSet<&str> = tasks.iter().map(|task| &*task.name).collect();
-        let too_long = tasks.iter().find(|task| task.input.len() > MAX_TASK_BYTES);
+        let too_long = tasks.iter().find(|task| task.input.len() > MAX_INPUT_BYTES);
         if tasks.len() > MAX_TASKS || names.len() < tasks.len() || too_long.is_some() {
             let (count, name) = (tasks.len(), too_long.map_or("none", |task| &*task.name));
             let message = format!(
                 "the plan of the run is not usable: {count} tasks with {} names, input too long: {name}; allowed: up to \
-                 {MAX_TASKS} tasks with different names and inputs of {MAX_TASK_BYTES} bytes",
+                 {MAX_TASKS} tasks with different names and inputs of {MAX_INPUT_BYTES} bytes",
                 names.len()
             );
             return Err(failed(Code::RunFailed, message));
@@ -343,6 +343,7 @@ impl Driver {
             worker,
             fraction,
             losses: stage.assignment.losses(task),
+            checkpoint: calls.checkpoint(worker),
         });
         let (tasks, losses) = (tasks.collect(), stage.assignment.total_losses());
         self.status.send_modify(|status| {
@@ -351,6 +352,7 @@ impl Driver {
             status.elapsed_s = started.1 as f64 / 1_000.0 + elapsed_s;
             status.metrics.insert("running_tasks".into(), running.len() as f64);
             status.metrics.insert("reassigned_tasks".into(), (stage.earlier_losses + losses) as f64);
+            status.metrics.insert("resumed_tasks".into(), calls.resumed() as f64);
             status.tasks = tasks;
         });
     }
@@ -364,11 +366,11 @@ impl Driver {
     ) -> Result<Vec<u8>, Interruption> {
         self.status.send_modify(|status| "writing the report".clone_into(&mut status.message));
         let findings = blocking(move || run.finish(&results)).await?;
-        if findings.page.len() > MAX_TASK_BYTES {
+        if findings.page.len() > MAX_RESULT_BYTES {
             let length = findings.page.len();
             return Err(failed(
                 Code::RunFailed,
-                format!("the report has {length} bytes; allowed: up to {MAX_TASK_BYTES}"),
+                format!("the report has {length} bytes; allowed: up to {MAX_RESULT_BYTES}"),
             ));
         }
         let page = page_row(&findings.page);

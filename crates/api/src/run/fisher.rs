@@ -13,8 +13,8 @@ pub struct FisherRun {
     /// Labelled samples; absent means the built-in digits.
     pub data: Samples,
 
-    /// Width of the hidden layer; 0 means none, which is softmax regression. The model may have at most 886 parameters, so that a
-    /// partial sum of the matrix fits into one message.
+    /// Width of the hidden layer; 0 means none, which is softmax regression. The model may have at most 1,773 parameters, so that
+    /// the matrix fits into one message.
     #[schemars(range(min = 0, max = 256))]
     pub hidden: u32,
 

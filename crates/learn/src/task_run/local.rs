@@ -1,6 +1,6 @@
 //! Executes a run in this process: for tests, and for programs without a cluster.
 
-use super::{MAX_TASK_BYTES, StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
+use super::{MAX_INPUT_BYTES, MAX_RESULT_BYTES, StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
 use crate::source::StopFlag;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ impl TaskContext for LocalContext {
 /// Executes all stages with `workers` tasks at a time and returns what the run found.
 ///
 /// # Errors
-/// As the run; a result above [`MAX_TASK_BYTES`] is [`TaskError::Failed`].
+/// As the run; an input or a result above its limit is [`TaskError::Failed`].
 pub fn run_locally(run: &dyn TaskRun, workers: usize) -> Result<TaskFindings, TaskError> {
     let mut results = Vec::new();
     loop {
@@ -63,11 +63,11 @@ fn stage(run: &dyn TaskRun, tasks: &[Task], workers: usize) -> Result<StageResul
 }
 
 fn sized(task: &Task, result: Vec<u8>) -> Result<Vec<u8>, TaskError> {
-    if result.len() <= MAX_TASK_BYTES && task.input.len() <= MAX_TASK_BYTES {
+    if result.len() <= MAX_RESULT_BYTES && task.input.len() <= MAX_INPUT_BYTES {
         return Ok(result);
     }
     let (name, input, output) = (&task.name, task.input.len(), result.len());
     Err(TaskError::Failed(format!(
-        "task {name}: {input} bytes of input and {output} bytes of result; allowed: {MAX_TASK_BYTES} each"
+        "task {name}: {input} bytes of input and {output} bytes of result; allowed: {MAX_INPUT_BYTES} and {MAX_RESULT_BYTES}"
     )))
 }

@@ -38,15 +38,18 @@ pub use tropical::TropicalTasks;
 use crate::source::StopFlag;
 use std::collections::BTreeMap;
 
-/// Longest input and longest result of a task, in bytes: each is one message and one row of the record.
-pub const MAX_TASK_BYTES: usize = 3 << 20;
+/// Longest result of a task, and longest report page, in bytes: each is one message and one row of the record.
+pub const MAX_RESULT_BYTES: usize = 3 << 20;
+
+/// Longest input of a task, in bytes: with the data file of the run it is one message between workers.
+pub const MAX_INPUT_BYTES: usize = 12 << 20;
 
 /// One task of a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
     /// Name for progress and logs, unique within the run: `fold 3, start 1`.
     pub name: String,
-    /// Input, opaque to the driver; at most [`MAX_TASK_BYTES`].
+    /// Input, opaque to the driver; at most [`MAX_INPUT_BYTES`].
     pub input: Vec<u8>,
     /// Expected relative cost, at least 1: the driver starts the most expensive tasks first.
     pub cost: u64,
@@ -65,6 +68,19 @@ pub trait TaskContext: Sync {
 
     /// Number of threads that the task may use, at least 1. The result must not depend on it.
     fn threads(&self) -> usize;
+
+    /// Returns the last checkpoint of an earlier execution of the task, on a worker that was lost. The result must not depend on it.
+    fn resumed_from(&self) -> Option<&[u8]> {
+        None
+    }
+
+    /// Returns whether a [`checkpoint`](Self::checkpoint) is due. A task that can be continued asks after every step.
+    fn checkpoint_due(&self) -> bool {
+        false
+    }
+
+    /// Keeps a state from which another worker can continue, at most [`MAX_RESULT_BYTES`], with the completed fraction of the task.
+    fn checkpoint(&self, _state: Vec<u8>, _fraction: f64) {}
 }
 
 /// Error of a plan or of a task.
@@ -105,7 +121,7 @@ pub trait TaskRun: Send + Sync {
     /// The specification or the data cannot be used.
     fn plan(&self, results: &[StageResults]) -> Result<Vec<Task>, TaskError>;
 
-    /// Executes a task and returns its result, at most [`MAX_TASK_BYTES`]. It runs on a thread where blocking is allowed.
+    /// Executes a task and returns its result, at most [`MAX_RESULT_BYTES`]. It runs on a thread where blocking is allowed.
     ///
     /// # Errors
     /// See [`TaskError`].

@@ -6,7 +6,7 @@ use crate::task_run::wire::put_f64;
 use crate::task_run::{TaskContext, TaskError};
 use engram_api::FisherForm;
 use engram_devices::{ComputeDevice, Distribution, Work, run_blocks};
-use engram_information::{LEAVES, PartialSum, leaf_range, merge_subtrees, partial_sums};
+use engram_information::{LEAVES, PartialSum, leaf_range, merge_subtrees, partial_sums_of_rows};
 use engram_kernels::partitioner::Strategy;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,13 +35,15 @@ impl FisherTasks {
         self.split.all_but_test().len() * self.rows()
     }
 
-    /// Returns the sum of one shard: one aligned subtree of leaves.
+    /// Returns the sum of one shard, which is one aligned subtree of leaves, over one band of rows of the matrix. `index` counts the bands
+    /// of all shards.
     pub(super) fn shard(
         &self,
-        shard: usize,
+        index: usize,
         parameters: &[f32],
         context: &dyn TaskContext,
     ) -> Result<Vec<u8>, TaskError> {
+        let (shard, band) = (index / self.bands.len(), index % self.bands.len());
         if shard >= self.shards || parameters.len() != self.parameters {
             return Err(TaskError::Failed("failed to decode the input of a shard".to_owned()));
         }
@@ -58,7 +60,7 @@ impl FisherTasks {
             Progress { done: AtomicUsize::new(0), rows: self.rows_of(shard * width..(shard + 1) * width).len() };
         let sums = run_blocks(&devices, distribution, LIMIT, |leaves| {
             let leaves = shard * width + leaves.start..shard * width + leaves.end;
-            self.block(leaves, parameters, &samples, context, &progress)
+            self.block((leaves, &self.bands[band]), parameters, &samples, context, &progress)
         });
         if context.stop().is_set() {
             return Err(TaskError::Stopped);
@@ -74,10 +76,10 @@ impl FisherTasks {
         leaf_range(leaves.start, self.scores()).start..leaf_range(leaves.end - 1, self.scores()).end
     }
 
-    /// Returns the sums of some leaves of a shard.
+    /// Returns the sums of some leaves of a shard, over some rows of the matrix.
     fn block(
         &self,
-        leaves: Range<usize>,
+        (leaves, band): (Range<usize>, &Range<usize>),
         parameters: &[f32],
         (values, labels): &(Vec<f32>, Vec<u32>),
         context: &dyn TaskContext,
@@ -97,7 +99,7 @@ impl FisherTasks {
             let done = progress.done.fetch_add(1, Ordering::Relaxed) + 1;
             context.progress(done as f64 / progress.rows as f64);
         }
-        partial_sums(&scores, self.parameters, leaves, self.scores()).map_err(information)
+        partial_sums_of_rows(&scores, self.parameters, band, leaves, self.scores()).map_err(information)
     }
 
     /// Returns one row of scores. The model Fisher of a sample is `sum over c of p_c s_c s_c^T`: its rows are `sqrt(p_c) s_c`.

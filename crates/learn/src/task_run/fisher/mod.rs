@@ -2,7 +2,8 @@
 //!
 //! Stage 0 trains the classifier, and one training curve per method and step size. Stage 1 computes the sums of scores in shards whose
 //! borders follow from the number of samples, never from the number of workers; each shard is one subtree of the fixed tree of additions,
-//! so the matrix has the same bits for any number of shards. Stage 2 computes the eigenvalues.
+//! so the matrix has the same bits for any number of shards. The sums of a large matrix exceed a message: then a task computes a band of
+//! rows of a shard. Stage 2 computes the eigenvalues.
 
 mod curve;
 mod matrix;
@@ -13,11 +14,12 @@ mod tests;
 use super::fit::{Adam, Batches, Classifier, Score, gather, on_threads, predictions, score};
 use super::samples::{Dataset, Split};
 use super::wire::{decode, encode, get_f32, get_f64, put_f32, put_f64};
-use super::{MAX_TASK_BYTES, StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
+use super::{MAX_INPUT_BYTES, MAX_RESULT_BYTES, StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
 use curve::{Curve, Method};
 use engram_api::FisherRun;
-use engram_information::{FisherMatrix, LEAVES, PartialSum, combine};
+use engram_information::{FisherMatrix, LEAVES, PartialSum, bands, combine};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Step size of AdamW for the classifier.
 const RATE: f32 = 0.01;
@@ -54,6 +56,8 @@ pub struct FisherTasks {
     parameters: usize,
     /// Number of shards, a power of two.
     shards: usize,
+    /// Rows of the matrix whose sums are one result.
+    bands: Vec<Range<usize>>,
 }
 
 impl FisherTasks {
@@ -66,11 +70,12 @@ impl FisherTasks {
         let split = Split::of(&mut data, spec.test, spec.seed)?;
         let parameters = parameters_of(data.width, spec.hidden as usize, data.classes.len());
         let bytes = sum_bytes(parameters);
-        if bytes > MAX_TASK_BYTES {
-            let largest = (1..).take_while(|&it| sum_bytes(it) <= MAX_TASK_BYTES).last().unwrap_or(0);
+        // One byte of the input of the last stage is the kind of the task.
+        if bytes >= MAX_INPUT_BYTES {
+            let largest = (1..).take_while(|&it| sum_bytes(it) < MAX_INPUT_BYTES).last().unwrap_or(0);
             return Err(TaskError::Invalid(format!(
-                "spec.fisher.hidden: {} gives {parameters} parameters for {} inputs and {} classes, and partial sums of {bytes} bytes; \
-                 allowed: at most {largest} parameters, so that a partial sum fits into one message of {MAX_TASK_BYTES} bytes",
+                "spec.fisher.hidden: {} gives {parameters} parameters for {} inputs and {} classes, and a matrix of {bytes} bytes; \
+                 allowed: at most {largest} parameters, so that the matrix fits into one message of {MAX_INPUT_BYTES} bytes",
                 spec.hidden,
                 data.width,
                 data.classes.len()
@@ -78,7 +83,8 @@ impl FisherTasks {
         }
         let useful = split.all_but_test().len().div_ceil(SHARD_SAMPLES).min(MAX_SUMS / bytes).min(LEAVES);
         let shards = 1 << useful.max(1).ilog2();
-        let run = Self { spec: spec.clone(), data, split, parameters, shards };
+        let bands = bands(parameters, MAX_RESULT_BYTES / size_of::<f64>());
+        let run = Self { spec: spec.clone(), data, split, parameters, shards, bands };
         let scores = run.scores().div_ceil(shards) * parameters;
         if scores > MAX_SCORES {
             return Err(TaskError::Invalid(format!(
@@ -127,8 +133,9 @@ impl FisherTasks {
     /// Combines the partial sums of all shards.
     fn fisher(&self, stage: &StageResults) -> Result<FisherMatrix, TaskError> {
         let level = (LEAVES / self.shards).ilog2();
-        let part = |(index, bytes): (usize, &Vec<u8>)| PartialSum { level, index, sums: get_f64(bytes) };
-        let parts = stage.iter().enumerate().map(part).collect();
+        let of_bands = |bands: &[Vec<u8>]| bands.iter().flat_map(|bytes| get_f64(bytes)).collect();
+        let part = |(index, bands)| PartialSum { level, index, sums: of_bands(bands) };
+        let parts = stage.chunks(self.bands.len()).enumerate().map(part).collect();
         combine(parts, self.parameters, self.split.all_but_test().len() as u64).map_err(information)
     }
 }
@@ -162,13 +169,18 @@ impl TaskRun for FisherTasks {
             }
             [first] => {
                 let trained: Trained = decode(&first[0])?;
+                let (shards, bands) = (self.shards, self.bands.len());
                 let shard = |index: usize| {
                     let mut input = vec![SHARD, index as u8];
                     put_f32(&mut input, &trained.parameters);
-                    let cost = self.scores() as u64 * parameters * parameters / self.shards as u64;
-                    Task { name: format!("Fisher sums, shard {} of {}", index + 1, self.shards), input, cost }
+                    let cost = self.scores() as u64 * parameters * parameters / (shards * bands) as u64;
+                    let mut name = format!("Fisher sums, shard {} of {shards}", index / bands + 1);
+                    if bands > 1 {
+                        name += &format!(", rows {} of {bands}", index % bands + 1);
+                    }
+                    Task { name, input, cost }
                 };
-                Ok((0..self.shards).map(shard).collect())
+                Ok((0..shards * bands).map(shard).collect())
             }
             [_, sums] => {
                 let mut input = vec![SPECTRUM];

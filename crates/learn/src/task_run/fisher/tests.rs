@@ -21,12 +21,15 @@ fn golden() -> Golden {
     serde_json::from_str(include_str!("golden/fisher.json")).unwrap()
 }
 
-/// A run over the golden samples with a number of shards.
+/// A run over the golden samples with a number of shards, and bands of at most half of the sums.
 fn run_of(golden: &Golden, form: FisherForm, shards: usize) -> FisherTasks {
     let data = Dataset::unscaled(golden.values.clone(), golden.labels.clone(), 3);
     let split = Split { training: (0..data.len()).collect(), validation: Vec::new(), test: Vec::new() };
     let spec = FisherRun { form, ..FisherRun::default() };
-    FisherTasks { spec, parameters: parameters_of(data.width, 0, 3), data, split, shards }
+    let parameters = parameters_of(data.width, 0, 3);
+    // Several bands, except for one shard: whole sums.
+    let entries = parameters * (parameters + 1) / if shards > 1 { 4 } else { 2 };
+    FisherTasks { spec, parameters, data, split, shards, bands: bands(parameters, entries) }
 }
 
 /// A context with several threads.
@@ -53,8 +56,9 @@ fn matrix_of(golden: &Golden, form: FisherForm, shards: usize) -> FisherMatrix {
 fn matrix_on(golden: &Golden, form: FisherForm, shards: usize, threads: usize) -> FisherMatrix {
     let run = run_of(golden, form, shards);
     let context = Threads(LocalContext::default(), threads);
+    assert_eq!(run.bands.len() > 1, shards > 1, "{:?}", run.bands);
     let shard = |index| run.shard(index, &golden.parameters, &context).unwrap();
-    run.fisher(&(0..shards).map(shard).collect()).unwrap()
+    run.fisher(&(0..shards * run.bands.len()).map(shard).collect()).unwrap()
 }
 
 #[test]
@@ -162,10 +166,13 @@ fn singular_matrix_without_damping_is_an_error() {
 #[test]
 fn model_that_is_too_large_for_a_message_is_an_error() {
     let refused = |hidden| FisherTasks::new(&FisherRun { hidden, ..short() }, None).err().unwrap().to_string();
-    let error = refused(12);
-    assert!(error.starts_with("spec.fisher.hidden: 12 gives 910 parameters for 64 inputs and 10 classes"), "{error}");
-    assert!(error.contains("at most 886 parameters"), "{error}");
-    assert!(FisherTasks::new(&FisherRun { hidden: 11, ..short() }, None).is_ok());
+    let error = refused(24);
+    assert!(error.starts_with("spec.fisher.hidden: 24 gives 1810 parameters for 64 inputs and 10 classes"), "{error}");
+    assert!(error.contains("at most 1773 parameters"), "{error}");
+    let largest = FisherTasks::new(&FisherRun { hidden: 23, ..short() }, None).unwrap();
+    assert_eq!((largest.parameters, largest.shards, largest.bands.len()), (1_735, 2, 4));
+    let small = FisherTasks::new(&FisherRun { hidden: 11, ..short() }, None).unwrap();
+    assert_eq!((small.parameters, small.shards, small.bands.len()), (835, 8, 1));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::report::Ink;
 use crate::task_run::fit::failed;
 use crate::task_run::page::Chart;
 use crate::task_run::wire::{decode, encode, get_f32, get_f64, put_f32, put_f64};
-use crate::task_run::{MAX_TASK_BYTES, StageResults, Task, TaskContext, TaskError};
+use crate::task_run::{MAX_RESULT_BYTES, StageResults, Task, TaskContext, TaskError};
 use engram_api::DecodeSource;
 use engram_tropical::{Matrix, product};
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ impl DecodeWorkload {
             )));
         }
         // One byte less than the limit: the run adds the number of the workload.
-        let count = blocks.len().min(GROUPS).max(bytes.div_ceil(MAX_TASK_BYTES - 1 - block_bytes));
+        let count = blocks.len().min(GROUPS).max(bytes.div_ceil(MAX_RESULT_BYTES - 1 - block_bytes));
         let border = |group: usize| group * blocks.len() / count.max(1);
         let groups = (0..count).map(|group| border(group)..border(group + 1)).collect();
         Ok(Self { chain, blocks, groups })
