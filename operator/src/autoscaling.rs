@@ -276,12 +276,13 @@ mod tests {
         seconds: f64,
         served: u64,
         workers: u32,
+        is_draining: bool,
     }
 
     impl Cluster {
         fn new(mode: AutoscalingMode) -> Self {
             let autoscaler = ClusterAutoscaler::new(&spec(mode), History::default()).unwrap();
-            Self { autoscaler, seconds: 1_000.0, served: 0, workers: 2 }
+            Self { autoscaler, seconds: 1_000.0, served: 0, workers: 2, is_draining: false }
         }
 
         /// Serves `rate` operations per second for an interval, and steps.
@@ -297,7 +298,7 @@ mod tests {
                 operations: &operations,
                 workers: self.workers,
                 ready: self.workers,
-                is_draining: false,
+                is_draining: self.is_draining,
             });
             let step = step.expect("a decision is due every minute");
             if let Some(workers) = step.write {
@@ -348,6 +349,20 @@ mod tests {
     }
 
     #[test]
+    fn no_worker_is_removed_while_another_is_drained() {
+        let mut cluster = Cluster::new(AutoscalingMode::Operator);
+        cluster.minute(1_400);
+        assert_eq!(cluster.minute(4_200).write, Some(6));
+        let removed = |cluster: &mut Cluster| (0..30).find_map(|_| cluster.minute(100).write);
+        assert_eq!(removed(&mut cluster), Some(5));
+        cluster.is_draining = true;
+        assert_eq!(removed(&mut cluster), None);
+        assert_eq!(cluster.minute(100).status.reason, "Draining");
+        cluster.is_draining = false;
+        assert_eq!(removed(&mut cluster), Some(4));
+    }
+
+    #[test]
     fn restarted_worker_counts_from_zero_and_a_silent_one_is_not_counted_twice() {
         let mut load = LoadMeter::default();
         let counts = |of: &[(u32, u64)]| of.iter().map(|&(worker, count)| (Ordinal(worker), count)).collect();
@@ -389,7 +404,8 @@ mod tests {
 
         let (history, invalid) = History::parse(&text);
         let autoscaler = ClusterAutoscaler::new(&spec(AutoscalingMode::Operator), history).unwrap();
-        let mut restarted = Cluster { autoscaler, seconds: cluster.seconds, served: cluster.served, workers: 6 };
+        let mut restarted =
+            Cluster { autoscaler, seconds: cluster.seconds, served: cluster.served, workers: 6, is_draining: false };
         assert_eq!(restarted.minute(4_200).status.reason, "MetricMissing", "the first count of a process is no rate");
         let status = restarted.minute(4_200).status;
         assert_eq!((invalid, status.forecast.as_str()), (0, "Active"), "the forecast does not start empty");

@@ -323,7 +323,8 @@ fn counts(observed: &Observation) -> WorkerCounts {
         total: count(pods.len()),
         ready: count(pods.iter().filter(|pod| pod.ready && !pod.terminating).count()),
         up_to_date: count(pods.iter().filter(|pod| is_first || pod.revision == newest).count()),
-        draining: count(pods.iter().filter(|pod| pod.terminating).count()),
+        // Known to the plan.
+        draining: 0,
     }
 }
 

@@ -4,6 +4,7 @@
 //! scaling down, rolling update. Each waits until every partition has all its replicas in sync. Replacing pods that cannot start with an
 //! outdated template, or whose claims wait for an outdated storage class, disrupts nothing and waits for nothing.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use engram_api::kubernetes_only::UpdateType;
@@ -150,9 +151,23 @@ pub fn plan(cluster: &ValidatedCluster, observed: &Observation, offer: &Offer, n
     }
     let Step { objects, actions, .. } = step;
     let changing = !objects.is_empty() || !actions.is_empty();
-    let status = cluster_status::status(cluster, observed, &inputs, update.as_ref(), &gpu, changing, now);
+    let mut status = cluster_status::status(cluster, observed, &inputs, update.as_ref(), &gpu, changing, now);
+    if let Some(workers) = &mut status.workers {
+        workers.draining = draining(observed, &actions);
+    }
     let requeue = if changing || !cluster_status::is_idle(&status) { CHANGING_REQUEUE } else { IDLE_REQUEUE };
     Plan { objects, actions, status, requeue }
+}
+
+/// Returns the number of workers that are being drained: whose replicas or primaries the plan moves, or whose pod terminates.
+fn draining(observed: &Observation, actions: &[Action]) -> i32 {
+    let moving = actions.iter().filter_map(|action| match action {
+        Action::Drain { ordinal, .. } => Some(*ordinal),
+        _ => None,
+    });
+    let terminating = observed.pods.iter().filter(|pod| pod.terminating).map(|pod| pod.ordinal);
+    let ordinals: BTreeSet<u32> = moving.chain(terminating).collect();
+    i32::try_from(ordinals.len()).unwrap_or(i32::MAX)
 }
 
 /// Returns the number of pods: the desired number, or more while workers above it hold replicas.

@@ -354,6 +354,7 @@ fn a_worker_whose_replicas_cannot_move_is_replaced_once_it_has_no_primaries() {
     world.object["metadata"]["annotations"] = json!({ "engram.dev/replace": uid });
     let plan = world.plan();
     assert!(matches!(plan.actions[..], [Action::Drain { ordinal: 1, evacuate: false, .. }]), "{:?}", plan.actions);
+    assert_eq!(plan.status.workers.as_ref().map(|workers| workers.draining), Some(1), "the autoscaler waits");
     world.apply(plan);
     world.run_until_idle();
     assert!(world.observed.pods.iter().all(|pod| pod.uid != uid), "the pod was replaced");
