@@ -97,6 +97,8 @@ pub(crate) struct Task {
     pub(crate) fraction: f64,
     /// Workers that were lost while they executed it.
     pub(crate) lost_workers: u32,
+    /// Share from which another worker would continue; 0 without a checkpoint.
+    pub(crate) checkpoint: f64,
 }
 
 /// A replay buffer.
@@ -316,8 +318,8 @@ impl From<RunStatus> for Run {
 
 impl From<RunningTask> for Task {
     fn from(task: RunningTask) -> Self {
-        let RunningTask { number, name, worker, fraction, losses } = task;
-        Self { number, name, worker, fraction, lost_workers: losses }
+        let RunningTask { number, name, worker, fraction, losses, checkpoint } = task;
+        Self { number, name, worker, fraction, lost_workers: losses, checkpoint }
     }
 }
 

@@ -69,18 +69,21 @@ impl FoldReport {
         self.baselines.iter().map(|b| b.scores.rmse).fold(f64::INFINITY, f64::min)
     }
 
+    /// Whether more than half of the error is already there in differences of training spectra.
+    pub fn is_underfitted(&self) -> bool {
+        self.fit_error > 0.5 * self.scores.rmse
+    }
+
     /// Why the model is worse than the best baseline, if it is.
     pub fn reason(&self) -> Option<String> {
-        let fit = self.fit_error;
-        (!self.wins()).then(|| {
-            if fit > 0.5 * self.scores.rmse {
+        let (fit, kind) = (self.fit_error, if self.extrapolation { "outside" } else { "between" });
+        (!self.wins()).then(|| match self.is_underfitted() {
+            true => {
                 format!("its models are underfitted: they reproduce differences of training spectra to {fit:.4} only")
-            } else {
-                let kind = if self.extrapolation { "outside" } else { "between" };
-                format!(
-                    "its models reproduce differences of training spectra to {fit:.4}, so the error arises {kind} them"
-                )
             }
+            false => format!(
+                "its models reproduce differences of training spectra to {fit:.4}, so the error arises {kind} them"
+            ),
         })
     }
 
@@ -108,7 +111,7 @@ pub struct Report {
     pub baseline_mean_rmse: Vec<f64>,
     /// Noise level of the data, if it is known: differences below it are not results.
     pub noise_level: Option<f64>,
-    /// Who wins, in one or two sentences.
+    /// Who wins and in which folds the model loses, in two sentences.
     pub verdict: String,
 }
 
@@ -168,7 +171,18 @@ impl Report {
         serde_json::to_string(self).expect("numbers and strings have a JSON form")
     }
 
-    /// A table of R2 and RMSE per fold, of the model and the baselines, and the verdict.
+    /// Why the model loses, a line per fold that it loses.
+    pub fn losses(&self) -> Vec<String> {
+        let line = |fold: &FoldReport| {
+            let kind = if fold.extrapolation { "extrapolation" } else { "interpolation" };
+            let (model, other, name) = (fold.scores.rmse, fold.best_baseline_rmse(), fold.best_baseline.name());
+            let reason = fold.reason()?;
+            Some(format!("{} ppb ({kind}): {model:.4} against {other:.4} of {name}; {reason}", fold.ppb))
+        };
+        self.folds.iter().filter_map(line).collect()
+    }
+
+    /// A table of R2 and RMSE per fold, of the model and the baselines, the verdict, and the reason of each lost fold.
     pub fn table(&self) -> String {
         let entry = |s: &Scores| format!("{}/{:.4}", s.r2.map_or("undef".into(), |r| format!("{r:.4}")), s.rmse);
         let mut out = format!("{:<22}", "R2/RMSE");
@@ -183,7 +197,9 @@ impl Report {
         for (b, baseline) in Baseline::ALL.iter().enumerate() {
             row(baseline.name(), &|f| f.baselines[b].scores, self.baseline_mean_rmse[b]);
         }
-        out + &self.verdict + "\n"
+        out.push_str(&format!("{}\n", self.verdict));
+        self.losses().iter().for_each(|loss| out.push_str(&format!("  {loss}\n")));
+        out
     }
 }
 
@@ -257,16 +273,7 @@ fn verdict(folds: &[FoldReport], mean: f64, baseline_means: &[f64], noise: Optio
         }
     }
     let (name, best_mean) = (Baseline::ALL[best].name(), baseline_means[best]);
-    let lost: Vec<String> = folds
-        .iter()
-        .filter(|f| !f.wins())
-        .map(|f| {
-            let kind = if f.extrapolation { "extrapolation" } else { "interpolation" };
-            let (model, other) = (f.scores.rmse, f.best_baseline_rmse());
-            let reason = f.reason().unwrap_or_default();
-            format!("{} ppb ({kind}: {model:.4} against {other:.4} of {}; {reason})", f.ppb, f.best_baseline.name())
-        })
-        .collect();
+    let lost: Vec<String> = folds.iter().filter(|f| !f.wins()).map(|f| f.ppb.to_string()).collect();
     let margin = best_mean - mean;
     let overall = if margin <= 0.0 {
         format!("The best baseline, {name}, wins: mean RMSE {best_mean:.4} against {mean:.4} of the geodesic model.")
@@ -278,7 +285,11 @@ fn verdict(folds: &[FoldReport], mean: f64, baseline_means: &[f64], noise: Optio
     } else {
         format!("The geodesic model wins: mean RMSE {mean:.4} against {best_mean:.4} of the best baseline, {name}.")
     };
-    if lost.is_empty() { overall } else { format!("{overall} The model loses at {}.", lost.join(", ")) }
+    match &lost[..] {
+        [] => overall,
+        [one] => format!("{overall} The model loses at {one} ppb."),
+        [first @ .., last] => format!("{overall} The model loses at {} and {last} ppb.", first.join(", ")),
+    }
 }
 
 #[cfg(test)]
@@ -314,8 +325,10 @@ mod tests {
         assert!(good.verdict.starts_with("The geodesic model wins") && good.folds.iter().all(FoldReport::wins));
         assert!(good.folds.iter().all(|f| f.rmse_difference.1 < 0.0));
         let mixed = report(0.01);
-        assert!(mixed.verdict.contains("loses at 10 ppb (interpolation"), "{}", mixed.verdict);
-        assert!(mixed.verdict.contains("so the error arises between them"), "{}", mixed.verdict);
+        assert!(mixed.verdict.ends_with("The model loses at 10, 20, 30 and 40 ppb."), "{}", mixed.verdict);
+        let losses = mixed.losses();
+        assert!(losses.len() == 4 && losses[0].starts_with("10 ppb (interpolation): 0.0100 against "), "{losses:?}");
+        assert!(losses[0].ends_with("so the error arises between them") && mixed.table().contains(&losses[3]));
         assert!(report(0.1).verdict.starts_with("The best baseline, RBF-GP, wins"));
         let read: Report = serde_json::from_str(&good.to_json()).unwrap();
         assert_eq!(read.verdict, good.verdict);

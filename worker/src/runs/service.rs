@@ -689,8 +689,8 @@ fn status_to_wire(shared: &Shared, overview: &RunOverview) -> v1::RunStatus {
 }
 
 fn task_to_wire(task: &RunningTask) -> v1::RunningTask {
-    let RunningTask { number, name, worker, fraction, losses } = task.clone();
-    v1::RunningTask { number, name, worker, fraction, losses }
+    let RunningTask { number, name, worker, fraction, losses, checkpoint } = task.clone();
+    v1::RunningTask { number, name, worker, fraction, losses, checkpoint }
 }
 
 /// A rejection by the storage is part of the response; other failures may be temporary.

@@ -88,6 +88,8 @@ pub struct RunningTask {
     pub fraction: f64,
     /// Workers that were lost while they executed it.
     pub losses: u32,
+    /// Share from which another worker would continue, 0 to 1; 0 without a checkpoint.
+    pub checkpoint: f64,
 }
 
 impl Status {

@@ -1,5 +1,6 @@
 //! Runs of kind `Geodesic`: leave-one-out validation of the geodesic spectral model, a task per held-out concentration and start.
 
+mod checkpoint;
 mod page;
 mod report;
 mod source;
@@ -150,8 +151,11 @@ impl TaskRun for Geodesic {
         let training = serde_json::from_slice(&task.input)
             .map_err(|error| TaskError::Failed(format!("the input of task {} is damaged: {error}", task.name)))?;
         let failed = |error: Error| TaskError::Failed(error.to_string());
-        let mut trainer = self.trainer(training).map_err(failed)?;
-        let mut losses = Vec::new();
+        let (mut trainer, mut losses) = (self.trainer(training).map_err(failed)?, Vec::new());
+        // A checkpoint of another version is worth less than the task.
+        if let Some(Ok(resumed)) = context.resumed_from().map(|bytes| checkpoint::resume(trainer.clone(), bytes)) {
+            (trainer, losses) = resumed;
+        }
         while !trainer.finished() {
             if context.stop().is_set() {
                 return Err(TaskError::Stopped);
@@ -160,8 +164,12 @@ impl TaskRun for Geodesic {
             if trainer.steps().is_multiple_of(self.settings.evaluate_every) || trainer.finished() {
                 losses.push(trainer.loss_point());
             }
+            let fraction = trainer.steps() as f64 / self.settings.steps as f64;
             if trainer.steps().is_multiple_of(REPORT_STEPS) {
-                context.progress(trainer.steps() as f64 / self.settings.steps as f64);
+                context.progress(fraction);
+            }
+            if !trainer.finished() && context.checkpoint_due() {
+                context.checkpoint(checkpoint::save(&trainer, &losses), fraction);
             }
         }
         let outcome = self.outcome(training, &trainer, losses).map_err(failed)?;

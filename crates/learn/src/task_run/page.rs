@@ -135,9 +135,10 @@ pub(super) fn table(header: &[String], rows: &[Vec<String>]) -> String {
 
 impl Chart {
     fn legend(&self) -> String {
-        let entry = |(name, ink, _): &(String, Ink, Points)| {
+        let entry = |(name, ink, points): &(String, Ink, Points)| {
             let (name, variable) = (escape(name), ink.variable());
-            format!("<li><span class=\"swatch\" style=\"background:var({variable})\"></span>{name}</li>")
+            let opacity = if is_outline(points) { format!(";opacity:{AREA_OPACITY}") } else { String::new() };
+            format!("<li><span class=\"swatch\" style=\"background:var({variable}){opacity}\"></span>{name}</li>")
         };
         self.lines.iter().map(entry).collect()
     }
@@ -158,7 +159,11 @@ impl Chart {
             x,
             y,
             x_label: &|x| format!("{x:.0}"),
-            y_label: &|y| if self.logarithmic { format!("{:.1e}", 10_f64.powf(y)) } else { format!("{y:.3}") },
+            // A tick that is zero but for rounding has no sign.
+            y_label: &|y| match self.logarithmic {
+                true => format!("{:.1e}", 10_f64.powf(y)),
+                false => format!("{:.3}", (y * 1e3).round() / 1e3 + 0.0),
+            },
         };
         let lines: Vec<Line> = self.lines.iter().map(|(_, ink, points)| self.line(*ink, points)).collect();
         frame.lines(&lines, &self.hints(x)).map_err(|error| TaskError::Failed(error.to_string()))

@@ -10,6 +10,7 @@ use engram_proto::answers;
 use engram_proto::v1::run_task_response::Event;
 use engram_proto::v1::{self, ProblemKind};
 use std::collections::BTreeMap;
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -67,6 +68,8 @@ struct Progress {
     fraction: AtomicU64,
     /// When the worker began to execute the task.
     accepted: OnceLock<Instant>,
+    /// The last checkpoint: the one that the task continues from, or a later one.
+    checkpoint: Mutex<Option<v1::TaskCheckpoint>>,
 }
 
 /// Calls in flight; dropping this ends them, and with them the tasks.
@@ -78,6 +81,10 @@ pub(super) struct Calls {
     pub(super) timeline: Timeline,
     by_worker: BTreeMap<u32, Call>,
     futures: JoinSet<(u32, u64, End)>,
+    /// Last checkpoints of tasks that wait for another worker, by name.
+    checkpoints: BTreeMap<String, v1::TaskCheckpoint>,
+    /// Executions that continued from a checkpoint.
+    resumed: Arc<AtomicU64>,
 }
 
 impl Calls {
@@ -94,21 +101,34 @@ impl Calls {
             ..v1::RunTaskRequest::default()
         };
         let peers = shared.peers.clone();
-        Self { peers, template, next_number: 0, timeline, by_worker: BTreeMap::new(), futures: JoinSet::new() }
+        Self {
+            peers,
+            template,
+            next_number: 0,
+            timeline,
+            by_worker: BTreeMap::new(),
+            futures: JoinSet::new(),
+            checkpoints: BTreeMap::new(),
+            resumed: Arc::default(),
+        }
     }
 
     /// Starts a task on a worker without a call.
     pub(super) fn start(&mut self, worker: u32, task: usize, content: &Task) {
+        let checkpoint = self.checkpoints.remove(&content.name);
         let request = v1::RunTaskRequest {
             name: content.name.clone(),
             input: content.input.clone().into(),
+            checkpoint: checkpoint.as_ref().map(|checkpoint| checkpoint.state.clone()),
             ..self.template.clone()
         };
-        let (number, progress) = (self.next_number, Arc::new(Progress::default()));
+        let number = self.next_number;
+        let progress = Arc::new(Progress { checkpoint: Mutex::new(checkpoint), ..Progress::default() });
         self.next_number += 1;
-        let (peers, reported) = (self.peers.clone(), Arc::clone(&progress));
-        let future =
-            self.futures.spawn(async move { (worker, number, call(&peers, worker, request, &reported).await) });
+        let (peers, reported, resumed) = (self.peers.clone(), Arc::clone(&progress), Arc::clone(&self.resumed));
+        let future = self
+            .futures
+            .spawn(async move { (worker, number, call(&peers, worker, request, &reported, &resumed).await) });
         let (name, started) = (content.name.clone(), Instant::now());
         self.by_worker.insert(worker, Call { number, task, name, started, progress, future, result: None });
     }
@@ -117,8 +137,16 @@ impl Calls {
     pub(super) fn abandon(&mut self, worker: u32) {
         if let Some(call) = self.by_worker.remove(&worker) {
             call.future.abort();
+            self.keep_checkpoint(&call);
             self.add_spans(worker, &call);
             self.timeline.lose(worker);
+        }
+    }
+
+    /// Keeps the checkpoint of a call without result for the next worker.
+    fn keep_checkpoint(&mut self, call: &Call) {
+        if let Some(checkpoint) = call.progress.checkpoint.lock().take() {
+            self.checkpoints.insert(call.name.clone(), checkpoint);
         }
     }
 
@@ -156,6 +184,7 @@ impl Calls {
             self.by_worker.insert(worker, call);
             return Outcome::Finished { worker };
         }
+        self.keep_checkpoint(&call);
         if matches!(end, End::Lost(_)) {
             self.timeline.lose(worker);
         }
@@ -176,10 +205,28 @@ impl Calls {
     pub(super) fn fraction(&self, worker: u32) -> f64 {
         self.by_worker.get(&worker).map_or(0.0, |call| f64::from_bits(call.progress.fraction.load(Ordering::Relaxed)))
     }
+
+    /// Returns the fraction from which another worker would continue the task of a worker.
+    pub(super) fn checkpoint(&self, worker: u32) -> f64 {
+        let checkpoint = |call: &Call| call.progress.checkpoint.lock().as_ref().map(|it| it.fraction.clamp(0.0, 1.0));
+        self.by_worker.get(&worker).and_then(checkpoint).unwrap_or(0.0)
+    }
+
+    /// Returns the number of executions that continued from a checkpoint.
+    pub(super) fn resumed(&self) -> u64 {
+        self.resumed.load(Ordering::Relaxed)
+    }
 }
 
 /// Executes a task on a worker.
-async fn call(peers: &Client, worker: u32, request: v1::RunTaskRequest, progress: &Progress) -> End {
+async fn call(
+    peers: &Client,
+    worker: u32,
+    request: v1::RunTaskRequest,
+    progress: &Progress,
+    resumed: &AtomicU64,
+) -> End {
+    let resumes = u64::from(request.checkpoint.is_some());
     let mut reports = match peers.run_task(Ordinal(worker), request).await {
         Ok(reports) => reports,
         Err(error) => return End::Refused(error.to_string()),
@@ -188,10 +235,14 @@ async fn call(peers: &Client, worker: u32, request: v1::RunTaskRequest, progress
     loop {
         match reports.next().await {
             Ok(Event::Progress(fraction)) => {
+                if !accepted {
+                    resumed.fetch_add(resumes, Ordering::Relaxed);
+                }
                 accepted = true;
                 progress.accepted.get_or_init(Instant::now);
                 progress.fraction.store(fraction.clamp(0.0, 1.0).to_bits(), Ordering::Relaxed);
             }
+            Ok(Event::Checkpoint(checkpoint)) => *progress.checkpoint.lock() = Some(checkpoint),
             Ok(Event::Result(result)) => return End::Result(result.into()),
             Ok(Event::Failure(failure)) => {
                 let code = Code::find(&failure.code).unwrap_or(Code::RunFailed).id();

@@ -14,7 +14,7 @@ const INKS: [Ink; 5] = [Ink::Memory, Ink::Frequent, Ink::Recent, Ink::Punished, 
 pub(super) fn page(run: &Geodesic, report: &Report, outcomes: &Outcomes, extras: &Extras) -> Page {
     let (baseline, mean) = best_baseline(report);
     let number = |value: Option<f64>| value.map_or("undefined".to_owned(), |value| format!("{value:.4}"));
-    let mut sections = vec![scores(report), baselines(report, &extras.leaking)];
+    let mut sections = vec![scores(report), differences(report), baselines(report, &extras.leaking)];
     sections.extend(samples(extras));
     sections.push(inversions(report));
     sections.extend(report.folds.iter().flat_map(|fold| [spectrum(report, fold), residuals(report, fold)]));
@@ -76,12 +76,11 @@ fn holds(fold: &FoldReport) -> bool {
 
 /// Scores of the model per fold.
 fn scores(report: &Report) -> Section {
-    let header =
-        ["fold", "R2", "RMSE", "MAE", "peak error (nm)", "cosine", "angle", "derivatives", "against the best baseline"];
+    let header = ["fold", "R2", "RMSE", "MAE", "peak error (nm)", "cosine", "angle", "derivatives"];
     let text =
         |value: Option<f64>, digits: usize| value.map_or("undefined".into(), |value| format!("{value:.digits$}"));
     let row = |fold: &FoldReport| {
-        let (s, (low, high)) = (&fold.scores, fold.rmse_difference);
+        let s = &fold.scores;
         let kind = if fold.extrapolation { ", extrapolation" } else { "" };
         vec![
             format!("{} ppb{kind}", fold.ppb),
@@ -92,13 +91,46 @@ fn scores(report: &Report) -> Section {
             text(s.cosine, 5),
             text(s.spectral_angle, 4),
             text(s.derivative_correlation, 4),
-            format!("{:+.4} ({low:+.4} to {high:+.4})", s.rmse - fold.best_baseline_rmse()),
         ]
     };
     Section {
         title: "Scores per fold".into(),
-        caption: "Scores of the mean prediction of all starts. Peaks are sought at 500 nm and above. The last column is the RMSE minus \
-                  that of the best baseline of the fold, with the 5 % and 95 % quantiles of a paired bootstrap over blocks of 20 nm."
+        caption: "Scores of the mean prediction of all starts. Peaks are sought at 500 nm and above. Angle: between the spectra as \
+                  vectors, in radians. Derivatives: correlation of the slopes, which noise lowers."
+            .into(),
+        chart: None,
+        table: Some((header.map(str::to_owned).to_vec(), report.folds.iter().map(row).collect())),
+    }
+}
+
+/// The model next to the best baseline of each fold, and why it loses.
+fn differences(report: &Report) -> Section {
+    let header = ["fold", "RMSE", "best baseline", "its RMSE", "difference", "5 % to 95 %", "fit", "result"];
+    let row = |fold: &FoldReport| {
+        let (low, high) = fold.rmse_difference;
+        let result = match (fold.wins(), fold.is_underfitted(), fold.extrapolation) {
+            (true, ..) => "wins",
+            (false, true, _) => "loses: underfitted",
+            (false, false, true) => "loses: extrapolation",
+            (false, false, false) => "loses: interpolation",
+        };
+        vec![
+            format!("{} ppb", fold.ppb),
+            format!("{:.4}", fold.scores.rmse),
+            fold.best_baseline.name().to_owned(),
+            format!("{:.4}", fold.best_baseline_rmse()),
+            format!("{:+.4}", fold.scores.rmse - fold.best_baseline_rmse()),
+            format!("{low:+.4} to {high:+.4}"),
+            format!("{:.4}", fold.fit_error),
+            result.to_owned(),
+        ]
+    };
+    Section {
+        title: "Against the best baseline of each fold".into(),
+        caption: "Difference: RMSE of the model minus that of the baseline, with quantiles of a paired bootstrap over blocks of 20 nm. \
+                  Fit: error of the models in differences between their training spectra, at wavelengths that they were not trained \
+                  on. A model whose fit is above half of its RMSE is underfitted: more training steps help. Otherwise the error arises \
+                  between or outside the training spectra."
             .into(),
         chart: None,
         table: Some((header.map(str::to_owned).to_vec(), report.folds.iter().map(row).collect())),
@@ -301,7 +333,7 @@ fn geodesics(report: &Report, outcome: &FoldOutcome) -> Section {
 /// Agreement of the engines on the trained metrics.
 fn engines(report: &Report, outcomes: &Outcomes) -> Section {
     let header =
-        ["model", "problems solved by both", "not solved", "c(t), ppb axis = 2", "c'(0), relative", "residual"];
+        ["model", "problems solved by both", "not solved", "c(t), axis -1 to 1", "c'(0), relative", "residual"];
     let row = |outcome: &FoldOutcome| {
         let (result, it) = (&outcome.result, &outcome.agreement);
         vec![

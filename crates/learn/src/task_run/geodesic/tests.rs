@@ -1,6 +1,9 @@
 use super::super::local::run_locally;
 use super::*;
+use crate::source::StopFlag;
 use engram_api::{DataFile, SpectraSource};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 fn spec(yaml: &str) -> GeodesicRun {
     serde_json::from_str(yaml).unwrap()
@@ -61,6 +64,80 @@ fn samples_of_a_table_get_a_concentration_and_an_interval() {
     assert!((ppb - 25.0).abs() < 8.0, "{estimate}");
     assert!(found.page.contains("Samples of unknown concentration") && !found.page.contains("leaking variant"));
     assert!(!found.metrics.contains_key("leaking_mean_rmse"));
+}
+
+/// Takes a checkpoint after a number of steps and then stops the task.
+struct Interrupted {
+    asked: AtomicU64,
+    after: u64,
+    stop: StopFlag,
+    resumed_from: Option<Vec<u8>>,
+    kept: Mutex<Option<(Vec<u8>, f64)>>,
+    reported: Mutex<Vec<f64>>,
+}
+
+impl Interrupted {
+    fn after(after: u64, resumed_from: Option<Vec<u8>>) -> Self {
+        let (stop, kept, reported) = (StopFlag::default(), Mutex::default(), Mutex::default());
+        Self { asked: AtomicU64::new(0), after, stop, resumed_from, kept, reported }
+    }
+}
+
+impl TaskContext for Interrupted {
+    fn progress(&self, fraction: f64) {
+        self.reported.lock().unwrap().push(fraction);
+    }
+
+    fn stop(&self) -> &StopFlag {
+        &self.stop
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn resumed_from(&self) -> Option<&[u8]> {
+        self.resumed_from.as_deref()
+    }
+
+    fn checkpoint_due(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed) + 1 == self.after
+    }
+
+    fn checkpoint(&self, state: Vec<u8>, fraction: f64) {
+        *self.kept.lock().unwrap() = Some((state, fraction));
+        self.stop.set();
+    }
+}
+
+#[test]
+fn task_continues_from_its_checkpoint_at_the_exact_step_with_the_same_bits() {
+    let run = Geodesic::new(&small(""), None).unwrap();
+    let task = &run.plan(&[]).unwrap()[2];
+    let whole = run.execute(task, &Interrupted::after(u64::MAX, None)).unwrap();
+    let first = Interrupted::after(17, None);
+    assert!(matches!(run.execute(task, &first), Err(TaskError::Stopped)));
+    let (state, fraction) = first.kept.into_inner().unwrap().expect("a checkpoint");
+    assert!((fraction - 17.0 / 30.0).abs() < 1e-12 && state.len() <= crate::task_run::MAX_RESULT_BYTES);
+    // A second loss, 5 steps later.
+    let second = Interrupted::after(5, Some(state));
+    assert!(matches!(run.execute(task, &second), Err(TaskError::Stopped)));
+    let (state, fraction) = second.kept.into_inner().unwrap().expect("a checkpoint");
+    assert!((fraction - 22.0 / 30.0).abs() < 1e-12, "{fraction}");
+    let last = Interrupted::after(u64::MAX, Some(state.clone()));
+    assert_eq!(run.execute(task, &last).unwrap(), whole);
+    assert_eq!(*last.reported.lock().unwrap(), [1.0], "steps 1 to 22 are not repeated");
+    // A damaged one, and one of another task, cost the work but not the result.
+    let mut damaged = state.clone();
+    damaged[100] ^= 1;
+    for unusable in [damaged, vec![7; 9], Vec::new()] {
+        let again = Interrupted::after(u64::MAX, Some(unusable));
+        assert_eq!(run.execute(task, &again).unwrap(), whole);
+        assert_eq!(again.reported.lock().unwrap().len(), 3);
+    }
+    let other = &run.plan(&[]).unwrap()[3];
+    let foreign = run.execute(other, &Interrupted::after(u64::MAX, Some(state))).unwrap();
+    assert_eq!(foreign, run.execute(other, &Interrupted::after(u64::MAX, None)).unwrap());
 }
 
 #[test]
