@@ -8,6 +8,7 @@
 //! Invariants: every slot and length of a launch is checked here, since kernels check none. Temporary memory of a pass is freed afterwards; a
 //! driver pools it.
 
+mod algebra;
 mod clamped_add;
 pub mod cuda;
 mod driver;
@@ -24,6 +25,7 @@ mod select;
 mod sort;
 mod update;
 
+pub use algebra::ProductShape;
 pub use driver::{Argument, Driver, Step, THREADS, run_steps};
 pub use sample::{PrioritySums, Share};
 

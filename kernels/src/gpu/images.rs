@@ -10,7 +10,8 @@ macro_rules! image {
 }
 
 /// All fatbins.
-pub(super) const IMAGES: [Image; 13] = [
+pub(super) const IMAGES: [Image; 14] = [
+    image!("algebra", "max_plus_product", "outer_products", "add_sums"),
     image!("digest", "digest"),
     image!("epoch", "bucket_updates", "epoch"),
     image!("group", "update_groups"),

@@ -21,6 +21,8 @@ unsafe impl Plain for u128 {}
 unsafe impl Plain for i32 {}
 // SAFETY: as above.
 unsafe impl Plain for f32 {}
+// SAFETY: as above.
+unsafe impl Plain for f64 {}
 // SAFETY: an array has the padding of its elements: none.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] where [T; N]: Default {}
 

@@ -1,6 +1,8 @@
 //! Runs every pass of the kernels once and compares it with the reference device.
 #![allow(clippy::unwrap_used)] // Test helpers.
 
+mod algebra;
+
 use crate::random_numbers::RandomNumbers;
 use crate::reference_device::{ReferenceDevice, Vectors};
 use engram_kernels::gpu::Driver;
@@ -40,10 +42,14 @@ pub(crate) enum Part {
     Sample,
     /// Recall.
     Recall,
+    /// Max-plus products.
+    MaxPlus,
+    /// Sums of outer products.
+    OuterProducts,
 }
 
 /// All parts.
-pub(crate) const PARTS: [Part; 13] = [
+pub(crate) const PARTS: [Part; 15] = [
     Part::Epoch,
     Part::HotEpoch,
     Part::Quality,
@@ -57,6 +63,8 @@ pub(crate) const PARTS: [Part; 13] = [
     Part::Index,
     Part::Sample,
     Part::Recall,
+    Part::MaxPlus,
+    Part::OuterProducts,
 ];
 
 /// The last segment: a partial tile, for expensive passes.
@@ -233,6 +241,7 @@ impl<D: Driver> PassChecks<D> {
             Part::Index => self.index(),
             Part::Sample => self.sample(),
             Part::Recall => self.recall(),
+            Part::MaxPlus | Part::OuterProducts => self.algebra(part),
         }
     }
 
