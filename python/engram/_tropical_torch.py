@@ -14,7 +14,9 @@ def _array(tensor: Any) -> Any:
     return np.ascontiguousarray(tensor.detach().cpu().numpy(), dtype=np.float32)
 
 
-class _Function(torch.autograd.Function):
+class LayerFunction(torch.autograd.Function):
+    """The layer as a function: ``LayerFunction.apply(batch, weights, biases)``."""
+
     @staticmethod
     def forward(ctx: Any, batch: Any, weights: Any, biases: Any) -> Any:
         values, winners = _engram.tropical_forward(_array(weights), _array(biases), _array(batch))
@@ -41,7 +43,7 @@ class Layer(torch.nn.Module):
 
     def forward(self, batch: Any) -> Any:
         """Returns samples x outputs."""
-        return _Function.apply(batch, self.weights, self.biases)
+        return LayerFunction.apply(batch, self.weights, self.biases)
 
     def extra_repr(self) -> str:
         """Returns the sizes."""

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _engram
-from ._arrays import F32, as_array, cast
+from ._arrays import F32, as_array, cast, vector
 from ._database import one_of
 from ._errors import invalid
 
 if TYPE_CHECKING:
-    from ._tropical_torch import Layer as Layer
+    import numpy.typing as npt
 
-__all__ = ["Layer", "matmul"]
+    from ._tropical_torch import Layer as Layer, LayerFunction as LayerFunction
+
+__all__ = ["Layer", "LayerFunction", "backward", "forward", "matmul"]
 
 
 def operand(name: str, value: object) -> F32:
@@ -46,10 +48,36 @@ def matmul(left: object, right: object, *, semiring: Literal["max-plus", "min-pl
     return _engram.tropical_matmul(-first, -second, min_plus=True)
 
 
-def __getattr__(name: str) -> Any:
-    """Returns ``Layer``, which needs PyTorch."""
-    if name != "Layer":
-        raise AttributeError(f"module 'engram.tropical' has no attribute {name!r}")
-    from ._tropical_torch import Layer
+def forward(batch: object, weights: object, biases: object) -> tuple[F32, npt.NDArray[np.uint32]]:
+    """Returns ``max(max over i of (batch[s, i] + weights[i, j]), biases[j])``, and the winner of each output.
 
-    return Layer
+    A winner is the index of an input, the lowest on ties, or the number of inputs where the bias wins.
+    """
+    rows, edges = operand("batch", batch), operand("weights", weights)
+    values, winners = _engram.tropical_forward(edges, vector("biases", biases, np.float32), rows)
+    return values, winners.reshape(values.shape)
+
+
+def backward(upstream: object, winners: object, inputs: int) -> tuple[F32, F32, F32]:
+    """Returns the gradients of batch, weights and biases, given those of the outputs: only winners have one.
+
+    ``winners`` are those of :func:`forward`; ``inputs`` is the number of rows of ``weights``. Gradients of weights and biases are sums
+    over the samples.
+    """
+    own = as_array("winners", winners)
+    gradients = operand("upstream", upstream)
+    if own.shape != gradients.shape:
+        raise invalid(f"winners has shape {own.shape}; required: that of upstream, {gradients.shape}")
+    if own.dtype.kind not in "iu" or own.size and (own.min() < 0 or own.max() > inputs):
+        raise invalid(f"winners are not indexes from 0 to {inputs}, as forward returns them")
+    weights, biases, batch = _engram.tropical_backward(inputs, own.astype(np.uint32).ravel(), gradients)
+    return batch, weights, biases
+
+
+def __getattr__(name: str) -> Any:
+    """Returns ``Layer`` and ``LayerFunction``, which need PyTorch."""
+    if name not in ("Layer", "LayerFunction"):
+        raise AttributeError(f"module 'engram.tropical' has no attribute {name!r}")
+    from . import _tropical_torch
+
+    return getattr(_tropical_torch, name)

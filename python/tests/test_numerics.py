@@ -17,6 +17,23 @@ def test_products_equal_numpy_bit_for_bit() -> None:
     assert tropical.matmul(np.empty((0, 3)), np.zeros((3, 2))).shape == (0, 2)
 
 
+def test_tropical_layer_gives_winners_and_their_gradients() -> None:
+    random = np.random.default_rng(2)
+    batch, weights = (random.standard_normal(shape).astype(np.float32) for shape in ((7, 5), (5, 3)))
+    biases = np.array([-9.0, 0.5, 9.0], np.float32)
+    weights[1, 0] = weights[4, 0] = 50.0
+    batch[2, 1] = batch[2, 4]
+    values, winners = tropical.forward(batch, weights, biases)
+    edges = np.concatenate([batch[:, :, None] + weights[None], np.broadcast_to(biases, (7, 1, 3))], 1)
+    assert np.array_equal(values, edges.max(1)) and np.array_equal(winners, edges.argmax(1))
+    assert winners[2, 0] == 1 and (winners[:, 2] == 5).all(), "the lowest index on ties; the bias"
+    upstream = random.standard_normal((7, 3)).astype(np.float32)
+    to_batch, to_weights, to_biases = tropical.backward(upstream, winners, 5)
+    won = upstream[:, None] * (winners[:, None] == np.arange(6)[None, :, None])
+    assert to_batch == pytest.approx(won[:, :5].sum(2)) and to_weights == pytest.approx(won[:, :5].sum(0))
+    assert to_biases == pytest.approx(won[:, 5].sum(0))
+
+
 def test_fisher_matrix_does_not_depend_on_the_order_of_addition() -> None:
     scores = np.random.default_rng(1).standard_normal((1_000, 17)).astype(np.float32)
     exact = fisher.matrix(scores)
@@ -88,6 +105,10 @@ def test_plots_show_every_fold_and_the_metric(tmp_path) -> None:  # type: ignore
         (lambda: tropical.matmul([[np.inf]], [[1.0]]), "left"),
         (lambda: tropical.matmul([[1e300]], [[1.0]]), "left has values above 3.4"),
         (lambda: tropical.matmul([1.0], [[1.0]]), r"left has shape \(1,\)"),
+        (lambda: tropical.forward([[1.0, np.nan]], np.zeros((2, 1)), [0.0]), "batch"),
+        (lambda: tropical.forward([[1.0]], np.zeros((2, 1)), [0.0]), "inputs|columns"),
+        (lambda: tropical.backward([[1.0]], [[3]], 2), "winners are not indexes from 0 to 2"),
+        (lambda: tropical.backward([[1.0]], [1], 2), r"winners has shape \(1,\)"),
         (lambda: fisher.matrix([[1.0, np.nan]]), r"scores\[0, 1\] is nan"),
         (lambda: fisher.matrix(np.empty((0, 3))), "samples"),
         (lambda: geodesic.fit([0, 1], [1, 2, 3], np.zeros((3, 2))), r"absorbance has shape \(3, 2\); required: \(2, 3\)"),
@@ -112,6 +133,7 @@ def test_tropical_layer_has_the_gradients_of_its_definition() -> None:
     edges = batch[:, :, None] + layer.weights[None]
     expected = torch.maximum(edges.max(1).values, layer.biases)
     assert torch.equal(values, expected)
+    assert torch.equal(tropical.LayerFunction.apply(batch, layer.weights, layer.biases), expected)
     upstream = torch.randn(7, 3)
     own = torch.autograd.grad(values, [batch, layer.weights, layer.biases], upstream)
     for mine, theirs in zip(own, torch.autograd.grad(expected, [batch, layer.weights, layer.biases], upstream), strict=True):
