@@ -56,6 +56,16 @@ pub fn run_blocks<R: Send, E: ToString>(
     limit: Duration,
     kernel: impl Fn(Range<usize>) -> Result<R, E> + Sync,
 ) -> Result<BlockResults<R>, Error> {
+    run_blocks_on(devices, distribution, limit, |_, items| kernel(items))
+}
+
+/// [`run_blocks`] with a kernel that uses the device it runs on.
+pub(crate) fn run_blocks_on<R: Send, E: ToString>(
+    devices: &[ComputeDevice],
+    distribution: Distribution,
+    limit: Duration,
+    kernel: impl Fn(&ComputeDevice, Range<usize>) -> Result<R, E> + Sync,
+) -> Result<BlockResults<R>, Error> {
     let what = distribution.work().kernel;
     let results = (0..distribution.blocks()).map(|_| None).collect();
     let state = State { distribution, results, loads: vec![Load::default(); devices.len()], error: None };
@@ -90,14 +100,25 @@ pub fn run_rows<T: Copy + Default + Send, E: ToString>(
     width: usize,
     kernel: impl Fn(Range<usize>, &mut [T]) -> Result<(), E> + Sync,
 ) -> Result<(Vec<T>, BlockResults<()>), Error> {
+    run_rows_on(devices, distribution, limit, width, |_, items, out| kernel(items, out))
+}
+
+/// [`run_rows`] with a kernel that uses the device it runs on.
+pub(crate) fn run_rows_on<T: Copy + Default + Send, E: ToString>(
+    devices: &[ComputeDevice],
+    distribution: Distribution,
+    limit: Duration,
+    width: usize,
+    kernel: impl Fn(&ComputeDevice, Range<usize>, &mut [T]) -> Result<(), E> + Sync,
+) -> Result<(Vec<T>, BlockResults<()>), Error> {
     let work = distribution.work();
     let mut values = vec![T::default(); work.items * width];
     let results = {
         // Only the device that computes a block locks it.
         let parts: Vec<Mutex<&mut [T]>> = values.chunks_mut((work.block * width).max(1)).map(Mutex::new).collect();
-        run_blocks(devices, distribution, limit, |items| match parts.get(items.start / work.block) {
-            Some(part) => kernel(items, &mut part.lock()),
-            None => kernel(items, &mut []),
+        run_blocks_on(devices, distribution, limit, |device, items| match parts.get(items.start / work.block) {
+            Some(part) => kernel(device, items, &mut part.lock()),
+            None => kernel(device, items, &mut []),
         })?
     };
     Ok((values, results))
@@ -105,12 +126,17 @@ pub fn run_rows<T: Copy + Default + Send, E: ToString>(
 
 impl<R: Send> Shared<R> {
     /// Computes blocks on one device until all are complete, the device is removed, or the run has failed.
-    fn work<E: ToString>(&self, device: &ComputeDevice, index: usize, kernel: &impl Fn(Range<usize>) -> Result<R, E>) {
+    fn work<E: ToString>(
+        &self,
+        device: &ComputeDevice,
+        index: usize,
+        kernel: &impl Fn(&ComputeDevice, Range<usize>) -> Result<R, E>,
+    ) {
         while let Some(items) = self.next(device, index) {
             let begin = items.start;
             let count = items.len();
             let started = Instant::now();
-            let result = catch_unwind(AssertUnwindSafe(|| device.execute(self.what, || kernel(items))));
+            let result = catch_unwind(AssertUnwindSafe(|| device.execute(self.what, || kernel(device, items))));
             let mut state = self.state.lock();
             state.loads[index].busy += started.elapsed();
             match result {

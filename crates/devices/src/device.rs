@@ -1,20 +1,32 @@
 //! Devices of a computation.
 
+use crate::Accelerator;
 use engram_kernels::partitioner::Resource;
 use engram_kernels::profiler::{Kind, Recorder};
+use parking_lot::Mutex;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Value of [`Health`] without a limit.
 const UNLIMITED: u64 = u64::MAX;
 
-/// A device that executes kernels one at a time, on a thread of its own.
-#[derive(Debug, Clone)]
+/// A device that executes kernels one at a time, on a thread of its own: a thread of the CPU, or a GPU and the thread that drives it.
+#[derive(Clone)]
 pub struct ComputeDevice {
     name: String,
     resource: Resource,
     health: Health,
     recorder: Recorder,
+    gpu: Option<Arc<Mutex<dyn Accelerator>>>,
+}
+
+impl fmt::Debug for ComputeDevice {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = formatter.debug_struct("ComputeDevice");
+        fields.field("name", &self.name).field("resource", &self.resource).field("gpu", &self.gpu.is_some());
+        fields.finish_non_exhaustive()
+    }
 }
 
 /// Whether a device is in use; clones share it. A removed device never returns: add a new one.
@@ -31,7 +43,7 @@ impl ComputeDevice {
         let resource = Resource { throughput: None, free_bytes: u64::MAX, latency_ns: 0, healthy: true };
         let health = Health { left: Arc::new(AtomicU64::new(UNLIMITED)) };
         let recorder = Recorder::off(name.clone());
-        Self { name, resource, health, recorder }
+        Self { name, resource, health, recorder, gpu: None }
     }
 
     /// Sets the measured speed in items per second.
@@ -55,6 +67,13 @@ impl ComputeDevice {
         self
     }
 
+    /// Sets the GPU that computes what it has kernels for; the CPU computes the rest, and blocks for which the GPU has no memory.
+    #[must_use]
+    pub fn with_gpu(mut self, gpu: impl Accelerator + 'static) -> Self {
+        self.gpu = Some(Arc::new(Mutex::new(gpu)));
+        self
+    }
+
     /// Returns the display name.
     pub fn name(&self) -> &str {
         &self.name
@@ -73,6 +92,22 @@ impl ComputeDevice {
     /// Returns what the partitioner knows of the device.
     pub fn resource(&self) -> Resource {
         Resource { healthy: !self.health.is_removed(), ..self.resource }
+    }
+
+    /// Computes on the GPU; `None` if the caller has to use the CPU: without a GPU, or if it has too little memory. A GPU that fails is
+    /// removed, so that its result does not count.
+    pub(crate) fn on_gpu<T: Default>(
+        &self,
+        compute: impl FnOnce(&mut dyn Accelerator) -> Result<T, engram_kernels::Error>,
+    ) -> Option<T> {
+        match compute(&mut *self.gpu.as_ref()?.lock()) {
+            Ok(result) => Some(result),
+            Err(engram_kernels::Error::Full { .. }) => None,
+            Err(_) => {
+                self.health.remove();
+                Some(T::default())
+            }
+        }
     }
 
     /// Executes a kernel; `None` if the device was removed before or meanwhile, which loses the result.

@@ -17,6 +17,7 @@
 //! - **Every wait has a deadline, every queue a bound.** The first error ends the run on all devices. A kernel is never interrupted: a
 //!   deadline that passes meanwhile takes effect when the kernel returns.
 
+mod accelerator;
 mod barrier;
 mod blocks;
 mod device;
@@ -27,6 +28,7 @@ mod pipeline;
 mod speed;
 pub mod workloads;
 
+pub use accelerator::Accelerator;
 pub use barrier::{Barrier, BarrierError, Event};
 pub use blocks::{BlockResults, Load, run_blocks, run_rows};
 pub use device::{ComputeDevice, Health};
