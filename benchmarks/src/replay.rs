@@ -51,12 +51,14 @@ impl Items {
             smallest: smallest.context("there are items")?,
         };
         let plan = Plan::new(vec![sum])?;
-        for draw in plan.draws(PARTITION, SEED, step, BATCH as u32)? {
-            let slot = self.priorities.find(draw.threshold).context("a threshold is below the total")?;
-            batch.slots.push(slot);
-            batch.weights.push(importance::weight(&plan, self.priorities.get(slot), BETA) as f32);
+        let draws = plan.draws(PARTITION, SEED, step, BATCH as u32)?;
+        self.priorities.find_all(draws.iter().map(|draw| draw.threshold), &mut batch.slots);
+        // Copies of different items do not wait for each other; next to other work they would.
+        for slot in &batch.slots {
             batch.payload.extend_from_slice(&self.payload[slot * ITEM_BYTES..][..ITEM_BYTES]);
         }
+        let weight = |slot: &usize| importance::weight(&plan, self.priorities.get(*slot), BETA) as f32;
+        batch.weights.extend(batch.slots.iter().map(weight));
         Ok(())
     }
 

@@ -1,7 +1,14 @@
-//! Priorities in slots, with sums of tiles that are kept up to date: a draw searches the sums and scans one tile.
+//! Priorities in slots, with sums of tiles and of their blocks that are kept up to date: a draw searches the sums of tiles, then those of the
+//! blocks of one tile, and scans one block.
 
-/// Slots of a tile: a scan of one takes about as long as the search over the tiles of 10 M items.
+use std::hint::select_unpredictable;
+
+/// Slots of a tile: the sums over the tiles of 10 M items fit into the second cache of a core.
 pub const TILE: usize = 512;
+/// Slots of a block. The sums of the blocks of a tile fill one line of a cache.
+const BLOCK: usize = 64;
+/// Slots that are added up at once in the scan of a block.
+const LANES: usize = 16;
 
 /// Priorities by slot. Slots are added at the end; a removed item keeps its slot with priority 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -9,6 +16,8 @@ pub struct Priorities {
     slots: Vec<u32>,
     /// Fenwick tree over the sums of tiles: entry i is the sum of the tiles `i - (i & -i) + 1 ..= i`, from 1.
     tree: Vec<u64>,
+    /// Sums of blocks.
+    blocks: Vec<u64>,
     total: u64,
     /// Number of positive priorities.
     positive: u64,
@@ -36,6 +45,7 @@ impl Priorities {
                 self.tree[parent] += self.tree[index];
             }
         }
+        self.blocks = self.slots.chunks(BLOCK).map(sum).collect();
         self.total = sum(&self.slots);
         self.positive = self.slots.iter().filter(|&&it| it > 0).count() as u64;
         self.rebuild_minima();
@@ -109,6 +119,9 @@ impl Priorities {
             let first = node - lowest_bit(node);
             self.tree.push(self.prefix(node - 1) - self.prefix(first));
         }
+        if slot.is_multiple_of(BLOCK) {
+            self.blocks.push(0);
+        }
         self.slots.push(0);
         self.set(slot, priority);
         slot
@@ -123,6 +136,8 @@ impl Priorities {
         self.update_minima(slot, replaced, priority);
         self.positive = self.positive + u64::from(priority > 0) - u64::from(replaced > 0);
         let (before, after) = (u64::from(replaced), u64::from(priority));
+        let block = &mut self.blocks[slot / BLOCK];
+        *block = *block - before + after;
         let mut node = slot / TILE + 1;
         while node < self.tree.len() {
             self.tree[node] = self.tree[node] - before + after;
@@ -133,28 +148,67 @@ impl Priorities {
 
     /// Returns the first slot whose inclusive prefix sum exceeds `threshold`; `None` if the threshold is not below the total.
     pub fn find(&self, threshold: u64) -> Option<usize> {
-        if threshold >= self.total {
-            return None;
+        (threshold < self.total).then(|| {
+            let (tile, left) = self.tile_of(threshold);
+            let (block, left) = self.block_of(tile, left);
+            self.slot_of(block, left)
+        })
+    }
+
+    /// Appends the slots of several thresholds, as [`Self::find`] returns them, to `found`; those that are not below the total have none.
+    ///
+    /// Faster than one by one: the memory of all draws is read at once, instead of waiting for each.
+    pub fn find_all(&self, thresholds: impl IntoIterator<Item = u64>, found: &mut Vec<usize>) {
+        let below = thresholds.into_iter().filter(|threshold| *threshold < self.total);
+        let mut places: Vec<(usize, u64)> = below.map(|threshold| self.tile_of(threshold)).collect();
+        // Loads that depend on nothing: the processor has many of them in flight.
+        std::hint::black_box(places.iter().fold(0, |touched, (tile, _)| touched ^ self.blocks[tile * (TILE / BLOCK)]));
+        for (place, left) in &mut places {
+            (*place, *left) = self.block_of(*place, *left);
         }
-        let (mut tiles, mut left) = (0, threshold);
+        let touched = places.iter().fold(0, |touched, (block, _)| {
+            self.slots_of(*block).iter().step_by(LANES).fold(touched, |touched, priority| touched ^ priority)
+        });
+        std::hint::black_box(touched);
+        found.extend(places.into_iter().map(|(block, left)| self.slot_of(block, left)));
+    }
+
+    /// Returns the tile with the slot of a threshold that is below the total, and the threshold within it.
+    fn tile_of(&self, threshold: u64) -> (usize, u64) {
+        let (mut tile, mut left) = (0, threshold);
         let mut step = (self.tree.len() - 1).next_power_of_two();
         while step > 0 {
-            if let Some(&below) = self.tree.get(tiles + step)
-                && below <= left
-            {
-                tiles += step;
-                left -= below;
-            }
+            // Without branches, which would be predicted wrongly every other time.
+            let below = self.tree.get(tile + step).copied().unwrap_or(u64::MAX);
+            let is_after = below <= left;
+            tile += select_unpredictable(is_after, step, 0);
+            left -= select_unpredictable(is_after, below, 0);
             step /= 2;
         }
-        let first = tiles * TILE;
-        for (offset, &priority) in self.slots[first..].iter().take(TILE).enumerate() {
-            if u64::from(priority) > left {
-                return Some(first + offset);
-            }
-            left -= u64::from(priority);
-        }
-        unreachable!("the tile holds more than what is left of the threshold")
+        (tile, left)
+    }
+
+    /// Returns the block with the slot of a threshold within a tile, and the threshold within it.
+    fn block_of(&self, tile: usize, left: u64) -> (usize, u64) {
+        let first = tile * (TILE / BLOCK);
+        let sums = &self.blocks[first..self.blocks.len().min(first + TILE / BLOCK)];
+        let (block, left) = passed(sums.iter().copied(), left);
+        (first + block, left)
+    }
+
+    fn slots_of(&self, block: usize) -> &[u32] {
+        let first = block * BLOCK;
+        &self.slots[first..self.slots.len().min(first + BLOCK)]
+    }
+
+    /// Returns the slot of a threshold within a block.
+    fn slot_of(&self, block: usize, left: u64) -> usize {
+        let slots = self.slots_of(block);
+        let (lanes, left) = passed(slots.chunks(LANES).map(sum), left);
+        let first = lanes * LANES;
+        let lanes = &slots[first..slots.len().min(first + LANES)];
+        let (offset, _) = passed(lanes.iter().map(|it| u64::from(*it)), left);
+        block * BLOCK + first + offset
     }
 
     /// Returns the number of slots with a positive priority and the smallest of these priorities.
@@ -171,6 +225,18 @@ impl Priorities {
         }
         sum
     }
+}
+
+/// Returns how many of `sums` a threshold below their total passes, and what is left of it.
+fn passed(sums: impl Iterator<Item = u64>, threshold: u64) -> (usize, u64) {
+    let (mut count, mut left, mut end) = (0, threshold, 0);
+    for sum in sums {
+        end += sum;
+        let is_after = end <= threshold;
+        count += usize::from(is_after);
+        left = select_unpredictable(is_after, threshold.wrapping_sub(end), left);
+    }
+    (count, left)
 }
 
 const fn lowest_bit(number: usize) -> usize {
@@ -225,10 +291,15 @@ mod tests {
             for threshold in (0..total).step_by(1 + total as usize / 97).chain([total.saturating_sub(1), total]) {
                 prop_assert_eq!(priorities.find(threshold), by_scan(&slots, threshold), "threshold {}", threshold);
             }
+            let thresholds: Vec<u64> = (0..=total).step_by(1 + total as usize / 41).collect();
+            let mut found = vec![usize::MAX];
+            priorities.find_all(thresholds.iter().copied(), &mut found);
+            let expected = thresholds.iter().filter_map(|threshold| by_scan(&slots, *threshold));
+            prop_assert_eq!(&found[1..], &expected.collect::<Vec<_>>()[..]);
             let positive = slots.iter().copied().filter(|&it| it > 0);
             prop_assert_eq!(priorities.positive(), (positive.clone().count() as u64, positive.min()));
             let rebuilt = Priorities::new(slots);
-            prop_assert_eq!(rebuilt.tree, priorities.tree);
+            prop_assert_eq!((rebuilt.tree, rebuilt.blocks), (priorities.tree, priorities.blocks));
         }
     }
 

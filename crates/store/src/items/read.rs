@@ -81,10 +81,11 @@ impl Partitions {
             true => threshold,
             false => (u128::from(threshold) * u128::from(current) / u128::from(total.max(1))) as u64,
         };
-        let places = thresholds.iter().filter_map(|threshold| sums.find(scaled(*threshold)));
-        let places: Vec<(usize, u32)> = places.map(|place| (place, sums.get(place))).collect();
+        let mut places = Vec::with_capacity(thresholds.len());
+        sums.find_all(thresholds.iter().map(|threshold| scaled(*threshold)), &mut places);
+        let priorities: Vec<u32> = places.iter().map(|place| sums.get(*place)).collect();
         let drawn = |(place, priority)| DrawnItem { id: handle_at(index.entry(place).position), priority };
-        Ok(places.into_iter().map(drawn).collect())
+        Ok(places.into_iter().zip(priorities).map(drawn).collect())
     }
 
     /// Returns up to `count` items from a version on in order of age, the newest first if `newest`, that pass `accepts`.
