@@ -154,8 +154,8 @@ fn wrong_results_and_divergent_barriers_are_detected() {
             ),
             (
                 "algebra.cu",
-                "double factor = row_tile",
-                "float factor = row_tile",
+                "sum[i][j] + factor * value[j];",
+                "sum[i][j] + (float)factor * (float)value[j];",
                 Part::OuterProducts,
                 "sums of outer products differ",
             ),
