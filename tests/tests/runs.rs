@@ -12,6 +12,8 @@ mod graph;
 mod job;
 #[path = "runs/replay.rs"]
 mod replay;
+#[path = "runs/tune.rs"]
+mod tune;
 
 use engram_tests::{Cluster, DEADLINE, checkout, cluster_manifest, run_manifest, wait_for};
 use serde_json::Value;
@@ -251,14 +253,33 @@ fn runs_of_tasks_give_the_same_results_on_any_number_of_workers_and_after_kills(
         (message.contains("on worker 0") && message.contains("on worker 1")).then_some(message)
     });
     assert!(message.contains("task ") && message.contains("fold "), "{message}");
-    wait_for("a list of both tasks", DEADLINE, || {
+    // One of them drives the run. The other one is killed in the first half of a task that it has accepted.
+    let mut before = Value::Null;
+    let driver = wait_for("a list of both tasks", DEADLINE, || {
         let tasks = cluster.engram(&["list", "tasks", "-o", "json"]).exits_with(0).json()["items"].clone();
         let values = |key| tasks.as_array().into_iter().flatten().map(|task| task[key].as_u64()).collect::<Vec<_>>();
         let (numbers, workers) = (values("task"), values("worker"));
-        (workers == [Some(0), Some(1)]).then(|| assert_ne!(numbers[0], numbers[1], "one task has two workers: {tasks}"))
+        if workers != [Some(0), Some(1)] {
+            return None;
+        }
+        assert_ne!(numbers[0], numbers[1], "one task has two workers: {tasks}");
+        let driver = usize::try_from(runs(&cluster)[0]["driver"].as_u64()?).ok()?;
+        let task = &tasks[1 - driver];
+        let was_listed = std::mem::replace(&mut before, task["task"].clone()) == task["task"];
+        (was_listed && task["fraction"].as_f64()? < 0.5).then_some(driver)
     });
-    // One of them drives the run.
-    cluster.kill_in_turn(0..2);
+    let other = 1 - driver;
+    let process = cluster.worker(other).expect("the process is running");
+    cluster.kill(process);
+    let reassigned = wait_for("the task to be assigned again", DEADLINE, || {
+        let ran = cluster.engram(&["list", "runs", "-o", "json"]);
+        let run = (ran.code == Some(0)).then(|| ran.json()["items"][0].clone())?;
+        run["metrics"]["reassigned_tasks"].as_f64().filter(|reassigned| *reassigned > 0.0)
+    });
+    assert_eq!(reassigned, 1.0, "one task of one lost worker");
+    cluster.wait_for_restart(other, process);
+    cluster.wait_until_ready();
+    cluster.kill_in_turn(driver..driver + 1);
     let run = wait_for("the run to finish", DEADLINE, || {
         let ran = cluster.engram(&["list", "runs", "-o", "json"]);
         let run = (ran.code == Some(0)).then(|| ran.json()["items"][0].clone())?;

@@ -87,7 +87,10 @@ fn read(path: &Path) -> anyhow::Result<Manifest> {
         "apiVersion": API_VERSION, "kind": "LearnerRun", "metadata": { "name": "history" },
         "spec": { "clusterRef": { "name": "history" }, "kind": "Memory", "memory": { "source": { "git": { "path": folder } } } },
     });
-    Ok(engram_api::parse(&run.to_string(), "command line", Requirement::Runs)?)
+    let cluster = json!({
+        "apiVersion": API_VERSION, "kind": "LearnerCluster", "metadata": { "name": "history" }, "spec": { "workers": 1 },
+    });
+    Ok(engram_api::parse(&format!("{cluster}\n---\n{run}"), "command line", Requirement::Runs)?)
 }
 
 /// Returns the run to tune.
@@ -201,10 +204,7 @@ fn verdict(tuning: &Tuning) -> String {
     if missed.is_empty() {
         format!("{found}; on the held-out epochs it predicts at least as well as both baselines")
     } else {
-        format!(
-            "{found}; on the held-out epochs no candidate of the search predicts as well as {}",
-            missed.join(" and ")
-        )
+        format!("{found}; on the held-out epochs it predicts worse than {}", missed.join(" and "))
     }
 }
 
@@ -212,24 +212,22 @@ fn verdict(tuning: &Tuning) -> String {
 fn tuned_manifest(manifest: &Manifest, run: &LearnerRun, tuning: &Tuning) -> anyhow::Result<String> {
     let Candidate { decay, rate, initial_weight } = tuning.tuned;
     let found = Learning { decay, rate, initial_weight, ..Learning::default() };
-    let cluster = match &manifest.cluster {
-        Some(cluster) => {
-            let mut cluster = cluster.clone();
-            cluster.spec.learning = Learning { law: cluster.spec.learning.law, ..found };
-            serde_json::to_value(cluster)
-        }
-        None => Ok(json!({
-            "apiVersion": API_VERSION, "kind": "LearnerCluster", "metadata": { "name": run.spec.cluster_ref.name },
-            "spec": { "learning": found },
-        })),
-    };
     let mut run = run.clone();
-    if let Some(memory) = &mut run.spec.memory {
-        // The cluster has the decay.
-        memory.decay = None;
-    }
+    let memory = run.spec.memory.as_mut().context("the run has no block memory")?;
+    // The cluster has the decay, if it is in the manifest.
+    memory.decay = manifest.cluster.is_none().then_some(decay);
     let failed = "failed to serialize the manifest";
-    let documents: Vec<Value> = vec![cluster.context(failed)?, serde_json::to_value(run).context(failed)?];
+    let mut documents = Vec::new();
+    if let Some(mut cluster) = manifest.cluster.clone() {
+        cluster.spec.learning = Learning { law: cluster.spec.learning.law, ..found };
+        documents.push(serde_json::to_value(cluster).context(failed)?);
+    }
+    documents.push(serde_json::to_value(&run).context(failed)?);
     let documents = documents.iter().map(serde_saphyr::to_string).collect::<Result<Vec<_>, _>>().context(failed)?;
+    if manifest.cluster.is_none() {
+        let name = &run.spec.cluster_ref.name;
+        let settings = format!("{{ rate: {rate}, initialWeight: {initial_weight} }}");
+        return Ok(format!("# The LearnerCluster {name} needs spec.learning: {settings}\n{}", documents.concat()));
+    }
     Ok(documents.join("---\n"))
 }
