@@ -563,6 +563,20 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_was_silent_for_a_day_is_not_fresh() {
+        let mut watch = Watch::new(3);
+        watch.pass(4_000);
+        watch.fall_silent(1);
+        watch.pass(2_000);
+        // Half a second more than a day, which is shorter than any timeout.
+        watch.now_ms += 86_400_500 - 2_000;
+        assert!(!watch.detector.is_fresh(Ordinal(1), watch.now_ms));
+        watch.pass(5_000);
+        assert_eq!(watch.detector.suspects().collect::<Vec<_>>(), [Ordinal(1)]);
+        assert!(watch.detector.is_fresh(Ordinal(0), watch.now_ms));
+    }
+
+    #[test]
     fn stalled_detector_does_not_suspect_everyone() {
         let mut watch = Watch::new(3);
         watch.pass(4_000);

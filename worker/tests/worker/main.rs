@@ -14,5 +14,6 @@ mod operations;
 mod reading;
 mod replication;
 mod snapshots;
+mod tasks;
 mod tls;
 mod tokens;
