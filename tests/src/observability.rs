@@ -224,6 +224,13 @@ impl Prometheus {
         found["data"]["result"].as_array().cloned().unwrap_or_default()
     }
 
+    /// Returns the rules with the state of their last evaluation.
+    pub fn rules(&self) -> Vec<Value> {
+        let found = json(self.port, "/api/v1/rules").unwrap_or_default();
+        let groups = found["data"]["groups"].as_array().cloned().unwrap_or_default();
+        groups.iter().flat_map(|group| group["rules"].as_array().cloned().unwrap_or_default()).collect()
+    }
+
     /// Evaluates an expression over the last `seconds`, each second.
     pub fn query_range(&self, expression: &str, seconds: u64) -> Vec<Value> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_secs());
