@@ -81,8 +81,8 @@ pub use run::{
     ReplayCompression, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer,
     ReplayRun, ReplaySource, ReplaySync, ReplayTable, Report, ResidualLayer, RunDependency, RunKind, SERVE_STEPS, SKIP,
     SYNTHETIC_EPOCHS, SampleExample, SampleExampleName, SampleFile, Samples, SecureAggregation, Signal, Source,
-    SpectraName, SpectraSource, SpectraTraining, SumOrder, Synthetic, SyntheticSpectra, TOP_K, TrainingPrecision,
-    TropicalClassify, TropicalRun, Until, find_cycle, readiness, retry_delay_seconds,
+    SpectraDecoder, SpectraName, SpectraSource, SpectraTraining, SumOrder, Synthetic, SyntheticSpectra, TOP_K,
+    TrainingPrecision, TropicalClassify, TropicalRun, Until, find_cycle, readiness, retry_delay_seconds,
 };
 pub use schema::{operator_schema, schema};
 pub use snapshot::SnapshotLocation;

@@ -25,7 +25,7 @@ pub use federated::{
     FederatedStrategy, FederatedStrategyKind, SecureAggregation,
 };
 pub use fisher::{FisherForm, FisherRun};
-pub use geodesic::{GeodesicRun, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
+pub use geodesic::{GeodesicRun, SpectraDecoder, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
 pub use job::{JOB_GRACE_SECONDS, JOB_VARIABLES, JobRun, JobVariable};
 pub use replay::{
     CHECKPOINT_STEPS, CompressionKind, CorrelationPenalty, DETECT_AFTER, FeatureSubsets, InitScheme, LayerActivation,

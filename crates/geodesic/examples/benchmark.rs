@@ -5,8 +5,9 @@
 mod row;
 
 use engram_geodesic::{
-    Axes, BatchedShooting, FeatureAdjoint, Features, Generator, Lattice, Line, Manifold, MetricNetwork, Noise,
-    PathTable, Problem, REFERENCE_PPB, Settings, Task, Trainer, reference_nm, trajectory,
+    Axes, BatchedShooting, ChristoffelGrid, FeatureAdjoint, Features, Generator, Interpolation, Lattice, Line,
+    Manifold, MetricNetwork, MixedPrecision, Noise, PathTable, Problem, REFERENCE_PPB, Settings, Task, Trainer,
+    reference_nm, trajectory,
 };
 use row::{Better, Budget, Figure, Report, Row, Workload};
 use std::hint::black_box;
@@ -33,6 +34,7 @@ fn main() -> Result<()> {
         rows.extend(features(name, &metric)?);
         rows.extend(solutions(name, &metric)?);
     }
+    rows.extend(lookups()?);
     eprintln!("geodesic: training");
     rows.extend(training()?);
     serde_json::to_writer(std::io::stdout().lock(), &Report { threads: 1, rows })?;
@@ -110,6 +112,11 @@ fn features(name: &str, metric: &MetricNetwork) -> Result<Vec<Row>> {
         black_box(lattice.features(metric, &pairs));
         Ok(())
     })?;
+    let mixed = MixedPrecision::new(metric);
+    let in_f32 = measured(1.0, || {
+        black_box(lattice.features(&mixed, &pairs));
+        Ok(())
+    })?;
     let ones = vec![1.0; pairs.len() * lattice.wavelengths().len()];
     let adjoint = FeatureAdjoint { length: ones.clone(), mean: ones.clone(), velocity: ones };
     let mut gradient = vec![0.0; metric.network().parameters().len()];
@@ -135,8 +142,44 @@ fn features(name: &str, metric: &MetricNetwork) -> Result<Vec<Row>> {
             "error",
             None,
         ),
+        with(format!("T1 features, forward, {name} metric, network in f32"), "ms", in_f32, "features", None),
+        with(
+            format!("T1 largest relative error of the length, {name} metric, network in f32"),
+            "1",
+            error(length_error(&lattice.features(&mixed, &pairs), &exact)),
+            "error",
+            None,
+        ),
         with(format!("T2 features, forward and backward, {name} metric"), "ms", backward, "gradient", Some(60.0)),
     ])
+}
+
+/// Lookups in the Christoffel grid of the reference, for few and for many points.
+fn lookups() -> Result<Vec<Row>> {
+    let grid = ChristoffelGrid::build(&MetricNetwork::stress(1), 2_000, 601)?;
+    let mut rows = Vec::new();
+    for points in [1_000_u32, 1_000_000] {
+        let repeats = 1_000_000 / points;
+        let took = measured(1e6 / f64::from(points * repeats), || {
+            for _ in 0..repeats {
+                for i in 0..points {
+                    // Spread over the whole grid, in no order.
+                    let (c, l) = (f64::from(i.wrapping_mul(2_654_435_761)), f64::from(i.wrapping_mul(2_246_822_519)));
+                    let scale = |x: f64| x / f64::from(u32::MAX) * 2.0 - 1.0;
+                    black_box(grid.value(scale(c), scale(l), Interpolation::Bilinear));
+                }
+            }
+            Ok(())
+        })?;
+        rows.push(row(
+            format!("lookup in the Christoffel grid, {points} points"),
+            "ns per point",
+            took,
+            &[],
+            Vec::new(),
+        ));
+    }
+    Ok(rows)
 }
 
 /// T3 and our own shooting, on a sample of the wavelengths, scaled to all.

@@ -110,6 +110,33 @@ impl Lattice {
         &self.wavelengths
     }
 
+    /// c of the points of one wavelength: the nodes of all intervals, then the break points.
+    pub(crate) fn points(&self) -> &[f64] {
+        &self.points
+    }
+
+    /// Quadrature weight of each node of one wavelength, in c.
+    pub(crate) fn weights(&self) -> &[f64] {
+        &self.weights
+    }
+
+    /// Nodes per interval.
+    pub(crate) const fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// sqrt(g) at all points, [wavelength, point].
+    pub(crate) fn root(&self, metric: &dyn Metric) -> Vec<f64> {
+        let mut root = metric.values(&self.inputs());
+        root.iter_mut().for_each(|g| *g = g.sqrt());
+        root
+    }
+
+    /// g at all points, with what a backward pass needs.
+    pub(crate) fn metric_pass(&self, metric: &MetricNetwork) -> MetricPass {
+        metric.forward(1, self.inputs().into_iter().flat_map(|(c, l)| [c, l]).collect())
+    }
+
     /// All ordered pairs of different break points.
     pub fn all_pairs(&self) -> Vec<(usize, usize)> {
         let n = self.breaks.len();
@@ -130,15 +157,12 @@ impl Lattice {
     /// # Panics
     /// If a pair names a break point that does not exist, or one point twice.
     pub fn features(&self, metric: &dyn Metric, pairs: &[(usize, usize)]) -> Features {
-        let mut root = metric.values(&self.inputs());
-        root.iter_mut().for_each(|g| *g = g.sqrt());
-        self.features_of_root(&root, pairs)
+        self.features_of_root(&self.root(metric), pairs)
     }
 
     /// As [`features`](Self::features), keeping what [`backward`](Self::backward) needs.
     pub fn forward(&self, metric: &MetricNetwork, pairs: &[(usize, usize)]) -> FeaturePass {
-        let inputs = self.inputs().into_iter().flat_map(|(c, l)| [c, l]).collect();
-        let pass = metric.forward(1, inputs);
+        let pass = self.metric_pass(metric);
         let root: Vec<f64> = pass.g.iter().map(|g| g.sqrt()).collect();
         let features = self.features_of_root(&root, pairs);
         FeaturePass { metric: pass, root, pairs: pairs.to_vec(), features }

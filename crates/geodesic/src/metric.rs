@@ -62,7 +62,7 @@ pub(crate) struct MetricPass {
 }
 
 /// `max(z, 0) + ln(1 + exp(-|z|))`.
-fn softplus(z: f64) -> f64 {
+pub(crate) fn softplus(z: f64) -> f64 {
     z.max(0.0) + (-z.abs()).exp().ln_1p()
 }
 

@@ -2,29 +2,31 @@
 
 use crate::closed::{FeatureAdjoint, Features, Lattice};
 use crate::error::Error;
+use crate::flow::{self, FLOW_INPUTS};
 use crate::metric::MetricNetwork;
 use crate::network::Network;
 use crate::random::Stream;
-use crate::settings::Settings;
+use crate::settings::{Decoder, Settings};
 
 /// Inputs of the decoder: c_final, c_mean, path length, largest velocity, l.
 pub const DECODER_INPUTS: usize = 5;
 /// Points (c, l) per step at which the metric's regularisers are evaluated.
 const REGULARISER_POINTS: usize = 64;
 /// Factor of l in the decoder's input: bands are narrow in [-1, 1], and initial weights of 0.2 are too small for them.
-const WAVELENGTH_SCALE: f64 = 6.0;
+pub(crate) const WAVELENGTH_SCALE: f64 = 6.0;
 /// Where the penalty on g begins.
 const G_RANGE: (f64, f64) = (0.01, 100.0);
 
 /// A metric and its decoder.
 ///
 /// The decoder predicts the mean slope of the absorbance along the path: the difference between target and source is
-/// `displacement * decoder(...)`. It vanishes with the path, and a constant decoder is linear extrapolation in s.
+/// `displacement * decoder(...)`. It vanishes with the path, and a constant decoder is linear extrapolation in s. A decoder with 3 inputs
+/// is a flow: the difference is its integral over time along the path.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
     /// The metric.
     pub metric: MetricNetwork,
-    /// The decoder, 5 inputs.
+    /// The decoder, 5 inputs, or 3 for a flow.
     pub decoder: Network,
 }
 
@@ -53,8 +55,16 @@ impl Loss {
 
 impl Model {
     /// Xavier initial parameters, as a function of `seed` alone.
-    pub fn xavier(seed: u64) -> Self {
-        Self { metric: MetricNetwork::xavier(seed), decoder: Network::xavier(DECODER_INPUTS, !seed) }
+    pub fn xavier(seed: u64, decoder: Decoder) -> Self {
+        let inputs = match decoder {
+            Decoder::Slope => DECODER_INPUTS,
+            Decoder::Flow => FLOW_INPUTS,
+        };
+        Self { metric: MetricNetwork::xavier(seed), decoder: Network::xavier(inputs, !seed) }
+    }
+
+    fn is_flow(&self) -> bool {
+        self.decoder.inputs() == FLOW_INPUTS
     }
 
     /// Rows of the decoder's input, [pair, wavelength].
@@ -78,6 +88,9 @@ impl Model {
 
     /// Predicted standardised differences target - source, [pair, wavelength].
     pub fn differences(&self, lattice: &Lattice, pairs: &[(usize, usize)]) -> Vec<f64> {
+        if self.is_flow() {
+            return flow::differences(lattice, &self.metric, &self.decoder, pairs);
+        }
         let features = lattice.features(&self.metric, pairs);
         let mut out = self.decoder.values(&Self::decoder_inputs(lattice, pairs, &features));
         out.iter_mut().zip(&features.displacement).for_each(|(o, k)| *o *= k);
@@ -106,6 +119,17 @@ impl Model {
         let mut to_metric = vec![0.0; self.metric.network().parameters().len()];
         let mut to_decoder = vec![0.0; self.decoder.parameters().len()];
         let mut loss = self.regularisers(settings, draws, &mut to_metric);
+        if self.is_flow() {
+            let pass = flow::forward(lattice, &self.metric, &self.decoder, pairs);
+            let n = expected as f64;
+            let errors = pass.differences.iter().zip(targets).map(|(d, t)| d - t);
+            loss.reconstruction = errors.clone().map(|error| error * error / n).sum();
+            loss.length = pass.length.iter().sum::<f64>() / n;
+            let adjoint: Vec<f64> = errors.map(|error| 2.0 * error / n).collect();
+            let (networks, gradients) = ((&self.metric, &self.decoder), (&mut to_metric[..], &mut to_decoder[..]));
+            flow::backward(lattice, networks, pairs, &pass, (&adjoint, settings.length / n), gradients);
+            return Ok((loss, to_metric, to_decoder));
+        }
 
         let pass = lattice.forward(&self.metric, pairs);
         let displacement = &pass.features.displacement;
@@ -157,12 +181,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradient_of_the_whole_loss_equals_central_differences() {
+    fn gradients_of_the_whole_loss_equal_central_differences() {
+        for inputs in [DECODER_INPUTS, FLOW_INPUTS] {
+            check_gradient(&Network::xavier(inputs, 4));
+        }
+    }
+
+    fn check_gradient(decoder: &Network) {
         let lattice = Lattice::new(&[-1.0, -0.2, 1.0], &[-0.5, 0.0, 0.5], 8).unwrap().soft_minimum(1e-3).unwrap();
         let pairs = lattice.all_pairs();
         let targets: Vec<f64> = (0..18).map(|i| Stream::new(5, 5).normal(i)).collect();
         let settings = Settings { length: 0.3, smoothness: 2.0, ..Settings::default() };
-        let mut model = Model { metric: MetricNetwork::stress(3), decoder: Network::xavier(DECODER_INPUTS, 4) };
+        let mut model = Model { metric: MetricNetwork::stress(3), decoder: decoder.clone() };
         let (loss, to_metric, to_decoder) = model.gradient(&lattice, &pairs, &targets, &settings, 9).unwrap();
         assert!(loss.smoothness > 0.0 && to_metric.iter().map(|g| g * g).sum::<f64>() > 1e-6);
         let total =

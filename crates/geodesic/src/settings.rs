@@ -5,12 +5,24 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::error::{Error, in_range};
 
+/// What turns a path into a difference of absorbances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Decoder {
+    /// The mean slope along the path from its features, 5 inputs, times its length.
+    #[default]
+    Slope,
+    /// The integral over time of a flow of (c, velocity, l) along the path.
+    Flow,
+}
+
 /// How a pair is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 pub struct Settings {
     /// Seed of all starts.
     pub seed: u64,
+    /// What predicts from a path. Default [`Decoder::Slope`]; a step of [`Decoder::Flow`] costs about 10 times as much.
+    pub decoder: Decoder,
     /// Quadrature nodes per interval, 1 to 64. Default 8.
     pub nodes: usize,
     /// Most optimizer steps, 1 to 1,000,000. Default 1,200.
@@ -43,6 +55,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             seed: 0,
+            decoder: Decoder::Slope,
             nodes: 8,
             steps: 1_200,
             stride: 8,

@@ -8,8 +8,7 @@ pub use predict::Prediction;
 
 use crate::closed::Lattice;
 use crate::error::Error;
-use crate::model::{DECODER_INPUTS, Loss, Model};
-use crate::network::Network;
+use crate::model::{Loss, Model};
 use crate::random::Stream;
 use crate::settings::Settings;
 use crate::spectra::Spectra;
@@ -39,7 +38,8 @@ impl Axes {
         self.ppb.0 + self.ppb.1 * c
     }
 
-    fn c(&self, ppb: f64) -> f64 {
+    /// Normalised concentration.
+    pub(crate) fn c(&self, ppb: f64) -> f64 {
         (ppb - self.ppb.0) / self.ppb.1
     }
 
@@ -91,8 +91,8 @@ impl Trainer {
         }
         let scale = data.deviation();
         let seed = Stream::new(settings.seed, start);
-        let model = Model::xavier((seed.uniform(0) * 2f64.powi(52)) as u64);
-        let count = Network::parameter_count(2) + Network::parameter_count(DECODER_INPUTS);
+        let model = Model::xavier((seed.uniform(0) * 2f64.powi(52)) as u64, settings.decoder);
+        let count = model.metric.network().parameters().len() + model.decoder.parameters().len();
         let moments = (vec![0.0; count], vec![0.0; count]);
         let best = model.clone();
         let last = Loss::default();

@@ -109,10 +109,22 @@ words! {
     }
 }
 
+words! {
+    /// What turns a path into a difference of absorbances.
+    pub enum SpectraDecoder {
+        /// The mean slope along the path from its features, times its length.
+        Slope,
+        /// The integral over time of a flow of concentration, velocity and wavelength along the path. A step costs about 10 times as much.
+        Flow,
+    }
+}
+
 /// Training of one (metric, decoder) pair. Early stopping uses an inner split of the training spectra, never the held-out one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct SpectraTraining {
+    /// What predicts from a path.
+    pub decoder: SpectraDecoder,
     /// Maximum number of optimizer steps, 1 to 1,000,000.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub steps: u64,
@@ -159,6 +171,7 @@ pub struct SpectraTraining {
 impl Default for SpectraTraining {
     fn default() -> Self {
         Self {
+            decoder: SpectraDecoder::Slope,
             steps: 1_200,
             evaluate_every: 50,
             patience: 8,

@@ -121,14 +121,20 @@ impl Trainer {
 mod tests {
     use super::*;
     use crate::generate::{Generator, Noise};
-    use crate::settings::Settings;
+    use crate::settings::{Decoder, Settings};
 
     #[test]
     fn predictions_depend_on_every_source_spectrum_and_their_spread_is_reported() {
         let (ppb, nm) = ([0.0, 15.0, 30.0, 60.0], (0..41).map(|i| 200.0 + 15.0 * f64::from(i)).collect::<Vec<_>>());
         let data = Generator::Mixed.spectra(&ppb, &nm, &Noise::default(), 0).unwrap();
-        let settings = Settings { steps: 20, stride: 4, evaluate_every: 10, nodes: 4, ..Settings::default() };
-        let mut trainer = Trainer::new(data.clone(), Axes::new(&ppb, &nm).unwrap(), settings, 1).unwrap();
+        for decoder in [Decoder::Slope, Decoder::Flow] {
+            check_sources(&ppb, &nm, &data, decoder);
+        }
+    }
+
+    fn check_sources(ppb: &[f64], nm: &[f64], data: &crate::spectra::Spectra, decoder: Decoder) {
+        let settings = Settings { decoder, steps: 20, stride: 4, evaluate_every: 10, nodes: 4, ..Settings::default() };
+        let mut trainer = Trainer::new(data.clone(), Axes::new(ppb, nm).unwrap(), settings, 1).unwrap();
         while !trainer.finished() {
             trainer.advance().unwrap();
         }
@@ -138,7 +144,7 @@ mod tests {
             let exchanged = data.with_row(source, data.row((source + 1) % 4)).unwrap();
             let mut other = trainer.clone();
             other.data = exchanged;
-            assert_ne!(other.prediction(20.0).unwrap(), original, "source {source}");
+            assert_ne!(other.prediction(20.0).unwrap(), original, "{decoder:?}, source {source}");
         }
     }
 }

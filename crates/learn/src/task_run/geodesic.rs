@@ -6,16 +6,20 @@ mod report;
 mod source;
 
 use super::{StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
-use engram_api::{GeodesicRun, SpectraTraining};
+use engram_api::{GeodesicRun, SpectraDecoder, SpectraTraining};
 use engram_geodesic::{
-    Agreement, CalibrationResult, CalibrationTask, Error, ErrorProfile, LeakingResult, LossPoint, MIN_CALIBRATED_FOLDS,
-    MetricFigure, Report, Settings, TaskResult, Trainer, calibration_tasks, leaking_trainer, tasks,
+    Agreement, Axes, CalibrationResult, CalibrationTask, Decoder, Error, ErrorProfile, LatentModel, LeakingResult,
+    LossPoint, MIN_CALIBRATED_FOLDS, MetricFigure, Report, Settings, Spectra, TaskResult, Trainer, calibration_tasks,
+    leaking_trainer, tasks,
 };
 use serde::{Deserialize, Serialize};
 use source::Source;
 
 /// Steps between two reports of the progress.
 const REPORT_STEPS: u64 = 10;
+
+/// Most training spectra of the geometry of two dimensions: its time grows with their square.
+const MAX_LATENT_SPECTRA: usize = 15;
 
 /// What a task trains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +52,9 @@ struct FoldOutcome {
     losses: Vec<LossPoint>,
     metric: MetricFigure,
     agreement: Agreement,
+    /// Prediction of the geometry of two dimensions: with the first start of a fold, if it exists.
+    #[serde(default)]
+    latent: Option<Vec<f64>>,
 }
 
 /// The results of all tasks, by kind.
@@ -103,6 +110,7 @@ impl Geodesic {
                 losses,
                 metric: trainer.metric_figure()?,
                 agreement: trainer.engine_agreement()?,
+                latent: if task.start == 0 { latent(spectra, task.fold) } else { None },
             })),
             Training::All(start) => Outcome::All {
                 predictions: LeakingResult::new(spectra, start, trainer)?,
@@ -139,6 +147,13 @@ impl Geodesic {
         // A step costs a term per ordered pair of spectra.
         Task { name, input, cost: spectra * (spectra - 1) }
     }
+}
+
+/// The held-out spectrum as the geometry of two dimensions predicts it; none with few or many spectra, or if a geodesic does not exist.
+fn latent(spectra: &Spectra, fold: usize) -> Option<Vec<f64>> {
+    let training = spectra.without(fold).ok().filter(|it| it.ppb().len() <= MAX_LATENT_SPECTRA)?;
+    let axes = Axes::new(spectra.ppb(), spectra.nm()).ok()?;
+    LatentModel::fit(&training, axes).ok()?.predict(spectra.ppb()[fold]).ok()
 }
 
 impl TaskRun for Geodesic {
@@ -214,6 +229,10 @@ fn invalid(field: &str, error: &dyn std::fmt::Display) -> TaskError {
 const fn settings(spec: &SpectraTraining) -> Settings {
     Settings {
         seed: spec.seed,
+        decoder: match spec.decoder {
+            SpectraDecoder::Slope => Decoder::Slope,
+            SpectraDecoder::Flow => Decoder::Flow,
+        },
         nodes: spec.nodes as usize,
         steps: spec.steps,
         stride: spec.stride as usize,

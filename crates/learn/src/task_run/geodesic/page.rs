@@ -2,11 +2,12 @@
 
 use super::super::page::{Chart, Page, Points, Section};
 use super::report::{
-    Extras, REQUIRED_R2, best_baseline, coverage_sentence, estimate, inversion_sentence, leaking_sentence, mean_rmse,
+    Extras, REQUIRED_R2, best_baseline, coverage_sentence, estimate, inversion_sentence, latent_sentence,
+    leaking_sentence, mean_rmse,
 };
 use super::{FoldOutcome, Geodesic, Outcomes};
 use crate::report::Ink;
-use engram_geodesic::{Baseline, FoldReport, Report, Scores};
+use engram_geodesic::{Baseline, FoldReport, Report};
 
 /// Inks of lines that have no meaning of their own.
 const INKS: [Ink; 5] = [Ink::Memory, Ink::Frequent, Ink::Recent, Ink::Punished, Ink::Axis];
@@ -14,7 +15,7 @@ const INKS: [Ink; 5] = [Ink::Memory, Ink::Frequent, Ink::Recent, Ink::Punished, 
 pub(super) fn page(run: &Geodesic, report: &Report, outcomes: &Outcomes, extras: &Extras) -> Page {
     let (baseline, mean) = best_baseline(report);
     let number = |value: Option<f64>| value.map_or("undefined".to_owned(), |value| format!("{value:.4}"));
-    let mut sections = vec![scores(report), differences(report), baselines(report, &extras.leaking)];
+    let mut sections = vec![scores(report), differences(report), baselines(report, extras)];
     sections.extend(samples(extras));
     sections.push(inversions(report));
     sections.extend(report.folds.iter().flat_map(|fold| [spectrum(report, fold), residuals(report, fold)]));
@@ -59,6 +60,7 @@ fn verdicts(report: &Report, extras: &Extras) -> Vec<(bool, String)> {
     } else {
         (false, format!("R2 is {REQUIRED_R2} or less at {}.", weak.join(", ")))
     };
+    let mean = best_baseline(report).1;
     let wins = report.verdict.starts_with("The geodesic model wins");
     let covers = report.coverage(true).is_some_and(|coverage| coverage >= 0.8);
     let inverts = report.folds.iter().filter(|it| !it.extrapolation).all(holds);
@@ -66,6 +68,7 @@ fn verdicts(report: &Report, extras: &Extras) -> Vec<(bool, String)> {
         .into_iter()
         .chain(coverage_sentence(report).map(|text| (covers, text)))
         .chain(inversion_sentence(report).map(|text| (inverts, text)))
+        .chain(latent_sentence(report, &extras.latent).map(|text| (mean_rmse(&extras.latent) <= mean, text)))
         .chain(leaking_sentence(report, &extras.leaking).map(|text| (false, text)))
         .collect()
 }
@@ -138,7 +141,7 @@ fn differences(report: &Report) -> Section {
 }
 
 /// RMSE of the model and the baselines per fold.
-fn baselines(report: &Report, leaking: &[Scores]) -> Section {
+fn baselines(report: &Report, extras: &Extras) -> Section {
     let mut header = vec!["RMSE".to_owned()];
     header.extend(report.folds.iter().map(|fold| format!("{} ppb", fold.ppb)));
     header.push("mean".into());
@@ -152,9 +155,10 @@ fn baselines(report: &Report, leaking: &[Scores]) -> Section {
         let values = report.folds.iter().map(|fold| fold.baselines[b].scores.rmse).collect();
         rows.push(row(baseline.name(), values, report.baseline_mean_rmse[b]));
     }
-    if !leaking.is_empty() {
-        let values = leaking.iter().map(|it| it.rmse).collect();
-        rows.push(row("leaking variant (has seen the spectra)", values, mean_rmse(leaking)));
+    let others =
+        [("geometry of two dimensions", &extras.latent), ("leaking variant (has seen the spectra)", &extras.leaking)];
+    for (name, scores) in others.into_iter().filter(|(_, scores)| !scores.is_empty()) {
+        rows.push(row(name, scores.iter().map(|it| it.rmse).collect(), mean_rmse(scores)));
     }
     let line = |of: &dyn Fn(&FoldReport) -> f64| -> Points {
         // The scale is logarithmic.
@@ -169,7 +173,9 @@ fn baselines(report: &Report, leaking: &[Scores]) -> Section {
     Section {
         title: "Baselines on the same folds".into(),
         caption: "RMSE over the held-out concentration in ppb; lower is better. A result counts only if every fold is at least as good \
-                  as the best simple baseline."
+                  as the best simple baseline. The geometry of two dimensions is no baseline: it learns, per principal component of the \
+                  training spectra, a metric of the plane of concentration and latent in which one geodesic passes through all training \
+                  spectra."
             .into(),
         chart: Some(Chart { lines, logarithmic: true, x_name: "ppb" }),
         table: Some((header, rows)),

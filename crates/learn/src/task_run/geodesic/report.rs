@@ -17,18 +17,21 @@ const MAX_NAMED_SAMPLES: usize = 16;
 pub(super) struct Extras {
     /// Scores of the mean prediction of the leaking models, by fold; empty without them.
     pub(super) leaking: Vec<Scores>,
+    /// Scores of the geometry of two dimensions, by fold; empty unless it predicts every fold.
+    pub(super) latent: Vec<Scores>,
     /// Name and estimated concentration of each sample.
     pub(super) samples: Vec<(String, Inversion)>,
 }
 
 /// Summarizes a report, the training of its models, and the predictions of models that have seen all spectra.
 pub(super) fn findings(run: &Geodesic, report: &Report, outcomes: &Outcomes) -> Result<TaskFindings, TaskError> {
-    let extras = Extras { leaking: leaking_scores(run, report, outcomes), samples: samples(run, outcomes)? };
+    let (leaking, latent) = (leaking_scores(run, report, outcomes), latent_scores(report, outcomes));
+    let extras = Extras { leaking, latent, samples: samples(run, outcomes)? };
     let mut summary: Vec<String> = report.table().lines().map(str::to_owned).collect();
     summary.extend(sentences(report, &extras));
     let clean: Vec<&TaskResult> = outcomes.folds.iter().map(|it| &it.result).collect();
     Ok(TaskFindings {
-        metrics: metrics(report, &clean, &extras.leaking),
+        metrics: metrics(report, &clean, &extras),
         outputs: outputs(report, &extras),
         summary,
         page: page(run, report, outcomes, &extras).render()?,
@@ -37,7 +40,12 @@ pub(super) fn findings(run: &Geodesic, report: &Report, outcomes: &Outcomes) -> 
 
 /// The sentences after the table.
 pub(super) fn sentences(report: &Report, extras: &Extras) -> Vec<String> {
-    let optional = [leaking_sentence(report, &extras.leaking), coverage_sentence(report), inversion_sentence(report)];
+    let optional = [
+        latent_sentence(report, &extras.latent),
+        leaking_sentence(report, &extras.leaking),
+        coverage_sentence(report),
+        inversion_sentence(report),
+    ];
     let sample = |(name, found): &(String, Inversion)| format!("{name}: {}.", estimate(found));
     optional.into_iter().flatten().chain(extras.samples.iter().map(sample)).collect()
 }
@@ -54,6 +62,31 @@ fn leaking_scores(run: &Geodesic, report: &Report, outcomes: &Outcomes) -> Vec<S
         Scores::new(&report.nm, &truth.truth, &predicted)
     };
     report.folds.iter().enumerate().map(score).collect()
+}
+
+fn latent_scores(report: &Report, outcomes: &Outcomes) -> Vec<Scores> {
+    let of = |(fold, truth): (usize, &FoldReport)| {
+        let own = outcomes.folds.iter().filter(|it| it.result.task.fold == fold);
+        let predicted = own.filter_map(|it| it.latent.as_ref()).next()?;
+        Some(Scores::new(&report.nm, &truth.truth, predicted))
+    };
+    report.folds.iter().enumerate().map(of).collect::<Option<_>>().unwrap_or_default()
+}
+
+/// How the geometry of two dimensions compares with the Gaussian process.
+pub(super) fn latent_sentence(report: &Report, latent: &[Scores]) -> Option<String> {
+    let at = Baseline::ALL.iter().position(|it| *it == Baseline::RbfGp)?;
+    let better = |(fold, own): (&FoldReport, &Scores)| own.rmse <= fold.baselines[at].scores.rmse;
+    (!latent.is_empty()).then(|| {
+        format!(
+            "The geometry of two dimensions, concentration and a latent of the spectrum, has a mean RMSE of {:.4}, against {:.4} of \
+             RBF-GP; it is at least as good in {} of {} folds.",
+            mean_rmse(latent),
+            report.baseline_mean_rmse[at],
+            report.folds.iter().zip(latent).filter(|it| better(*it)).count(),
+            latent.len()
+        )
+    })
 }
 
 fn samples(run: &Geodesic, outcomes: &Outcomes) -> Result<Vec<(String, Inversion)>, TaskError> {
@@ -134,7 +167,7 @@ pub(super) fn best_baseline(report: &Report) -> (Baseline, f64) {
     means.min_by(|a, b| a.1.total_cmp(&b.1)).expect("there are six baselines")
 }
 
-fn metrics(report: &Report, clean: &[&TaskResult], leaking: &[Scores]) -> BTreeMap<String, f64> {
+fn metrics(report: &Report, clean: &[&TaskResult], extras: &Extras) -> BTreeMap<String, f64> {
     let folds = &report.folds;
     let mean = |of: fn(&FoldReport) -> f64| folds.iter().map(of).sum::<f64>() / folds.len() as f64;
     let mut metrics = BTreeMap::from([
@@ -151,7 +184,8 @@ fn metrics(report: &Report, clean: &[&TaskResult], leaking: &[Scores]) -> BTreeM
         ("pooled_r2", report.pooled_r2),
         ("min_r2", least),
         ("noise_level", report.noise_level),
-        ("leaking_mean_rmse", (!leaking.is_empty()).then(|| mean_rmse(leaking))),
+        ("leaking_mean_rmse", (!extras.leaking.is_empty()).then(|| mean_rmse(&extras.leaking))),
+        ("two_dimensional_mean_rmse", (!extras.latent.is_empty()).then(|| mean_rmse(&extras.latent))),
         ("band_coverage", report.coverage(false)),
         ("band_coverage_interior", report.coverage(true)),
         ("concentration_error_ppb", (!errors.is_empty()).then(|| errors.iter().sum::<f64>() / errors.len() as f64)),

@@ -30,7 +30,15 @@ fn findings_do_not_depend_on_the_number_of_workers_and_label_the_leaking_variant
     assert!(one.summary.iter().any(|line| line.starts_with("Leaking variant, not a validation")));
     assert!(one.summary.iter().any(|line| line.starts_with("RBF-GP")), "{:?}", one.summary);
     assert!((one.metrics["noise_level"] / 0.005 - 1.0).abs() < 0.1);
+    assert!(
+        one.metrics["two_dimensional_mean_rmse"] < 1.5 * one.metrics["best_baseline_mean_rmse"],
+        "{:?}",
+        one.metrics
+    );
+    assert!(one.summary.iter().any(|line| line.contains("RBF-GP; it is at least as good in ")), "{:?}", one.summary);
     for part in [
+        "geometry of two dimensions",
+        "Against the best baseline of each fold",
         "90 % band",
         "Concentration from a spectrum",
         "Learned metric",
