@@ -51,7 +51,7 @@ pub(super) struct Chart {
     pub(super) lines: Vec<(String, Ink, Points)>,
     /// Whether y is a power of ten.
     pub(super) logarithmic: bool,
-    /// Name of the x axis, for the tooltips.
+    /// Name of the x axis, below it and in the tooltips.
     pub(super) x_name: &'static str,
 }
 
@@ -106,8 +106,10 @@ impl Section {
             let svg = chart.render(&format!("c{index}"), &self.title, &self.caption)?;
             write!(
                 html,
-                "<ul class=\"legend\">{}</ul><figure aria-labelledby=\"s{index}\"><div class=\"plot\">{svg}</div></figure>",
-                chart.legend()
+                "<ul class=\"legend\">{}</ul><figure aria-labelledby=\"s{index}\"><div class=\"plot\">{svg}</div>\
+                 <figcaption>{}</figcaption></figure>",
+                chart.legend(),
+                escape(chart.x_name)
             )
             .expect("a string takes whatever is written to it");
         }
@@ -115,6 +117,19 @@ impl Section {
             html.push_str(&table(header, rows));
         }
         Ok(html + "</section>\n")
+    }
+}
+
+/// Returns a number of three significant digits or fewer for an axis: `20`, `0.316`, `1e-6`.
+fn number(value: f64) -> String {
+    let power = if value == 0.0 { 0 } else { value.abs().log10().floor() as i32 };
+    if !(-3..5).contains(&power) {
+        return format!("{value:.1e}").replace(".0e", "e");
+    }
+    let text = format!("{value:.*}", (2 - power).max(0) as usize);
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
     }
 }
 
@@ -159,10 +174,10 @@ impl Chart {
             x,
             y,
             x_label: &|x| format!("{x:.0}"),
-            // A tick that is zero but for rounding has no sign.
-            y_label: &|y| match self.logarithmic {
-                true => format!("{:.1e}", 10_f64.powf(y)),
-                false => format!("{:.3}", (y * 1e3).round() / 1e3 + 0.0),
+            // A tick that is zero but for rounding is 0.
+            y_label: &|value| match self.logarithmic {
+                true => number(10_f64.powf(value)),
+                false => number(if value.abs() < 1e-9 * (y.1 - y.0) { 0.0 } else { value }),
             },
         };
         let lines: Vec<Line> = self.lines.iter().map(|(_, ink, points)| self.line(*ink, points)).collect();
@@ -196,5 +211,19 @@ impl Chart {
             Hint { from, to, text: format!("{} {from:.0}: {}", self.x_name, values.join(", ")) }
         };
         (0..60).map(hint).filter(|hint| !hint.text.ends_with(": ")).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number;
+
+    #[test]
+    fn numbers_of_an_axis_have_no_digits_without_meaning() {
+        let shown =
+            [20.0, 5.0, 0.0, -0.25, 0.316_227, 1.0, 3.162_28, 12_345.6, 1e-6, 3.162e-7, 1e6, -2e9, 0.001].map(number);
+        let expected =
+            ["20", "5", "0", "-0.25", "0.316", "1", "3.16", "12346", "1e-6", "3.2e-7", "1e6", "-2e9", "0.001"];
+        assert_eq!(shown, expected);
     }
 }

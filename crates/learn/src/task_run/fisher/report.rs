@@ -181,7 +181,7 @@ impl Spectrum {
             chart: Some(Chart {
                 lines: vec![("eigenvalue".to_owned(), Ink::Memory, points)],
                 logarithmic: true,
-                x_name: "number",
+                x_name: "number of the eigenvalue",
             }),
             table: None,
         }

@@ -160,7 +160,8 @@ fn run_on_digits_is_the_same_on_any_number_of_workers() {
 fn singular_matrix_without_damping_is_an_error() {
     let run = FisherTasks::new(&FisherRun { damping: 0.0, ..short() }, None).unwrap();
     let error = run_locally(&run, 1).unwrap_err().to_string();
-    assert_eq!(error, "spec.fisher.damping: 0 is not allowed for a singular Fisher matrix; allowed: a positive number");
+    assert!(error.starts_with("spec.fisher.damping: 0"), "{error}");
+    assert!(error.ends_with(" is not allowed for a singular Fisher matrix; allowed: a positive number"), "{error}");
 }
 
 #[test]

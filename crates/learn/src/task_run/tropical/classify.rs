@@ -138,10 +138,10 @@ impl ClassifyWorkload {
             std::cmp::Ordering::Less => "logistic regression is better",
         };
         let text = format!(
-            "{}, {} test samples: tropical network {:.2} %, logistic regression {:.2} %; {winner}. {only_ours} samples are right with the \
+            "{} test samples of {}: tropical network {:.2} %, logistic regression {:.2} %; {winner}. {only_ours} samples are right with the \
              network alone, {only_theirs} with the regression alone.",
-            self.data.name,
             self.split.test.len(),
+            self.data.name,
             ours * 100.0,
             theirs * 100.0
         );

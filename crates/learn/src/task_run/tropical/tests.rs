@@ -133,7 +133,7 @@ fn both_models_classify_digits() {
     println!("tropical {network}, logistic {regression}");
     assert!(network > 0.9, "chance is 0.1, 0.95 expected: {network}");
     assert!(regression > 0.9, "{regression}");
-    assert!(findings.summary[0].contains("test samples: tropical network"));
+    assert!(findings.summary[0].contains("test samples of handwritten digits (built in): tropical network"));
     assert!(findings.page.contains("<svg") && findings.page.contains("true class"));
 }
 
