@@ -87,12 +87,12 @@ fn each(check: impl Fn(&[ComputeDevice])) {
         (ComputeDevice::new("gpu").with_gpu(gpu), calls)
     };
     let (gpu, calls) = observed(None);
-    check(&[gpu.clone()]);
+    check(std::slice::from_ref(&gpu));
     assert!(calls.load(Ordering::Relaxed) > 1);
     check(&[ComputeDevice::new("cpu"), gpu, ComputeDevice::new("cpu")]);
 
     let (gpu, calls) = observed(Some(Event::Error(|| Error::Full { missing_bytes: 1 })));
-    check(&[gpu.clone()]);
+    check(std::slice::from_ref(&gpu));
     assert!(calls.load(Ordering::Relaxed) > 1 && !gpu.health().is_removed(), "the CPU computes what does not fit");
 
     let (lost, _) = observed(Some(Event::Error(|| Error::Failed { pass: "max_plus_product", code: 700 })));
