@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,15 +13,14 @@ from . import _tq_values as forms
 from ._aio import run
 from ._arrays import U64
 from ._database import Database
-from ._errors import EngramError
+from ._errors import CapacityError, EngramError
 from ._replay import ReplayBuffer
+from ._tq_checkpoints import LIVE, REQUEST, Checkpoints, owners_of
 
 #: Fields of a row that one item holds: more are split.
 COLUMNS = 8
 #: Bytes of a row that one item holds; an item of the cluster may have 4 MiB, with the description.
 ROW_BYTES = (4 << 20) - (64 << 10)
-#: Items of one request.
-REQUEST = 4096
 #: Cleared samples after which what they left behind is searched for, at least: the search lists all items.
 SWEEP = 4096
 
@@ -43,13 +43,16 @@ class SampleStore:
     """Samples as items of a buffer. Safe to use from several threads.
 
     A put appends items and returns a handle per value. An item is never changed: a field that is put again is a new item, and the old version
-    stays readable by its handle until the sample is cleared. What a cleared sample left behind, which its metadata did not name, is swept.
+    stays readable by its handle until the sample is cleared. A clear hides items, so that a checkpoint before it can be restored; what no
+    checkpoint needs is deleted later, with what a clear did not name.
     """
 
     def __init__(self, db: Database, name: str, capacity: int, timeout: float | None) -> None:
         fields: dict[str, Any] = {"form": (np.uint8, (None,))}
         fields |= {_column(number): (np.uint8, (None,)) for number in range(COLUMNS)}
         self.buffer = ReplayBuffer(db, name, capacity=capacity, remover="refuse", fields=fields, timeout=timeout)
+        #: Checkpoints, and what they need.
+        self.checkpoints = Checkpoints(self.buffer, list(fields))
         self._timeout = timeout
         self._cleared = 0
         self._lock = threading.Lock()
@@ -68,8 +71,7 @@ class SampleStore:
             # The first item of a new sample is the sample.
             samples = np.where(samples == 0, items, samples)
             for column in range(len(group)):
-                pairs = zip(samples.tolist(), items.tolist(), strict=True)
-                handles.append([(sample, item, column) for sample, item in pairs])
+                handles.append(list(zip(samples.tolist(), items.tolist(), repeat(column))))
         try:
             # The sample may have been cleared meanwhile, and its slot given to another.
             self._check("put", held[held > 0], [tag for tag, owner in zip(tags, owners, strict=True) if owner])
@@ -93,7 +95,14 @@ class SampleStore:
                 for (name, lengths, data), at in zip(columns, ends, strict=True)
             ]
             options = {"trajectories": samples[start:end], "tags": [tag.encode() for tag in tags[start:end]]}
-            handles.append(native.append(end - start, parts, wait=limit, timeout=limit + 10.0, **options).wait()[0])
+            try:
+                appended = native.append(end - start, parts, wait=limit, timeout=limit + 10.0, **options).wait()
+            except CapacityError:
+                # Cleared samples take room until they are swept.
+                if not self.sweep():
+                    raise
+                appended = native.append(end - start, parts, wait=limit, timeout=limit + 10.0, **options).wait()
+            handles.append(appended[0])
         result: U64 = np.concatenate(handles)
         return result
 
@@ -120,6 +129,35 @@ class SampleStore:
                 self._place(rows, np.flatnonzero(np.isin(place, part)), (keys, fields), (items, columns), result)
         return result
 
+    def get_columns(self, fields: Sequence[str], handles: Sequence[Sequence[Handle | None]]) -> dict[str, Any] | None:
+        """Returns whole fields, as tensors without a copy, by the handles of each field's rows.
+
+        ``None`` unless all fields were put together and the rows of a field have one type and shape: :meth:`get` reads any, and names what is
+        stale.
+        """
+        if any(None in column for column in handles):
+            return None
+        found = [np.array(column, np.uint64) for column in handles]
+        items, numbers = np.ascontiguousarray(found[0][:, 1]), [int(column[0, 2]) for column in found]
+        if any(
+            not np.array_equal(column[:, 1], items) or (column[:, 2] != number).any()
+            for column, number in zip(found, numbers, strict=True)
+        ):
+            return None
+        try:
+            self._check("get", np.unique(found[0][found[0][:, 0] != items, 0]), [])
+        except StaleHandleError:
+            return None
+        read = self._read(items, numbers)
+        if not np.array_equal(read["handles"], items) or (read["priorities"] != LIVE).any():
+            return None
+        description = forms.common_row(*read["parts"]["form"])
+        if description is None:
+            return None
+        by_field = forms.forms_of(description)
+        columns = {field: (by_field[field], read["parts"][_column(number)][1]) for field, number in zip(fields, numbers, strict=True)}
+        return forms.tensors(columns, len(items))
+
     def _read(self, items: U64, columns: Sequence[int]) -> dict[str, Any]:
         native = run(self.buffer._existing(self._timeout))
         names = ["form", *map(_column, columns)]
@@ -133,8 +171,8 @@ class SampleStore:
     ) -> None:
         """Puts the values of some keys, by their numbers, into their places."""
         (keys, fields), (items, columns) = names, at
-        if len(read["missing"]):
-            gone = np.isin(items[numbers], read["missing"])
+        gone = np.isin(items[numbers], _gone(read["missing"], read["handles"], read["priorities"]))
+        if gone.any():
             raise StaleHandleError("get", [keys[int(number)] for number in numbers[gone]])
         order = np.argsort(read["handles"])
         rows = order[np.searchsorted(read["handles"], items[numbers], sorter=order)]
@@ -161,8 +199,7 @@ class SampleStore:
         items = np.array([handle[:2] for _, handle in pairs], np.uint64)
         unique = np.unique(items)
         self._check("clear", unique, [key for key, _ in pairs], items)
-        for start in range(0, len(unique), REQUEST):
-            self.buffer.delete(unique[start : start + REQUEST])
+        self.checkpoints.hide(unique)
         with self._lock:
             self._cleared += len(np.unique(items[:, 0]))
             due = self._cleared >= max(SWEEP, self.buffer.stats()["items"] // 2)
@@ -171,24 +208,20 @@ class SampleStore:
             self.sweep()
 
     def sweep(self) -> int:
-        """Deletes items whose sample was cleared without naming them; returns their number."""
-        listed = self.buffer.list(limit=0xFFFF_FFFF)
-        owned = listed.trajectories != 0
-        orphans = listed.index[owned][~np.isin(listed.trajectories[owned], listed.index)]
-        for start in range(0, len(orphans), REQUEST):
-            self.buffer.delete(orphans[start : start + REQUEST])
-        return len(orphans)
+        """Deletes items that no handle reaches, and no checkpoint needs; returns their number."""
+        return self.checkpoints.sweep()
 
     def live(self, tag: str) -> dict[str, tuple[Handle, forms.Form]]:
         """Returns handle and form of the newest version of each field of the live sample with a tag. Lists all items with the tag."""
         listed = self.buffer.list(tag=tag)
         if not len(listed.index):
             return {}
-        owners = np.where(listed.trajectories == 0, listed.index, listed.trajectories)
-        newest = int(owners[-1])
-        items = listed.index[owners == newest]
-        if newest not in items:
+        owners = owners_of(listed)
+        samples = listed.index[(listed.priorities == LIVE) & (owners == listed.index)]
+        if not len(samples):
             return {}
+        newest = int(samples[-1])
+        items = listed.index[(owners == newest) & (listed.priorities == LIVE)]
         found: dict[str, tuple[Handle, forms.Form]] = {}
         for item, description in zip(items.tolist(), self.buffer.get(items, fields=["form"])["form"], strict=True):
             for column, (field, form) in enumerate(forms.forms_of(description.tobytes()).items()):
@@ -199,12 +232,18 @@ class SampleStore:
         """Raises an error unless all items exist."""
         if not len(handles):
             return
-        gone = self.buffer.get(np.unique(handles), fields=[]).missing
+        read = self.buffer.get(np.unique(handles), fields=[])
+        gone = _gone(read.missing, read.index, read.priorities)
         if len(gone):
             if named is None:
                 raise StaleHandleError(operation, keys)
             rows = np.flatnonzero(np.isin(named, gone).any(axis=1))
             raise StaleHandleError(operation, [keys[int(row)] for row in rows])
+
+
+def _gone(missing: U64, found: U64, priorities: Any) -> U64:
+    """Returns the items that are deleted or hidden."""
+    return np.concatenate([missing, found[priorities != LIVE]])
 
 
 def _column(number: int) -> str:

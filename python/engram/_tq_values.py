@@ -75,6 +75,10 @@ def _encode(field: str, value: Any) -> tuple[Form, Bytes]:
 def describe(group: Sequence[Values]) -> tuple[npt.NDArray[np.uint32], Bytes]:
     """Returns lengths and bytes of the descriptions of rows: names and forms of their fields."""
     fields = [values.field for values in group]
+    count = len(group[0].forms) if group else 0
+    if count and all(values.forms.count(values.forms[0]) == count for values in group):
+        row = _description(tuple((values.field, values.forms[0]) for values in group))
+        return np.full(count, len(row), np.uint32), np.frombuffer(row * count, np.uint8)
     rows = [_description(tuple(zip(fields, forms, strict=True))) for forms in zip(*(values.forms for values in group), strict=True)]
     return np.array([len(row) for row in rows], np.uint32), np.frombuffer(b"".join(rows), np.uint8)
 
@@ -88,6 +92,33 @@ def _description(fields: tuple[tuple[str, Form], ...]) -> bytes:
 def forms_of(description: bytes) -> dict[str, Form]:
     """Returns the forms of a row's fields, in the order of its columns."""
     return {field: (kind, dtype, tuple(shape)) for field, kind, dtype, shape in json.loads(description)}
+
+
+def common_row(lengths: npt.NDArray[np.uint32], data: Bytes) -> bytes | None:
+    """Returns the row that all rows are equal to; ``None`` if they differ."""
+    if not len(lengths) or (lengths != lengths[0]).any():
+        return None
+    rows = data.reshape(len(lengths), int(lengths[0]))
+    return rows[0].tobytes() if (rows == rows[0]).all() else None
+
+
+def tensors(columns: dict[str, tuple[Form, Bytes]], rows: int) -> dict[str, torch.Tensor] | None:
+    """Returns fields whose rows are tensors of one form, as TransferQueue's backends return them: nested with the jagged layout, scalars dense.
+
+    They share the memory of the bytes. ``None`` if a field is none of these, or empty.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for field, ((kind, dtype, shape), data) in columns.items():
+        if kind != "torch" or not data.size:
+            return None
+        if not shape:
+            found[field] = _tensor(dtype, (rows,), data)
+            continue
+        offsets = torch.arange(rows + 1) * shape[0]
+        found[field] = torch.nested.nested_tensor_from_jagged(
+            _tensor(dtype, (rows * shape[0], *shape[1:]), data), offsets, min_seqlen=shape[0], max_seqlen=shape[0]
+        )
+    return found
 
 
 def decode(form: Form, data: Bytes) -> Any:

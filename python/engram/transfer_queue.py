@@ -17,6 +17,9 @@ Settings of ``backend.Engram``: ``address`` (as of :func:`engram.connect`; absen
 What is fenced: with metadata that is held while its sample is cleared and the slot given to another, ``get_data``, ``put`` and
 ``clear_samples`` are refused with :class:`StaleHandleError`. What is not: the ``kv_*`` calls look handles up at each call, so that there
 only the time between look-up and store is covered; and TransferQueue's controller, which is one process without replicas.
+
+Checkpoints: after ``tq.load_checkpoint`` of one of the last two, the samples are those of the checkpoint, also where they were overwritten or
+cleared since.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ import asyncio
 import atexit
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 from transfer_queue.metadata import extract_field_schema
 from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
 from transfer_queue.storage.clients.base import StorageClientFactory, StorageKVClient
@@ -141,6 +146,12 @@ class EngramManager(KVStorageManager):  # type: ignore[misc, unused-ignore]
 
     async def get_data(self, metadata: Any) -> Any:
         """Reads the fields of the metadata. Runs in a thread: the event loop serves other requests meanwhile."""
+        fields, held = sorted(metadata.field_names), metadata._custom_backend_meta
+        if fields and held:
+            handles = [[row.get(field) for row in held] for field in fields]
+            columns = await asyncio.to_thread(self.storage_client.store.get_columns, fields, handles)
+            if columns is not None:
+                return TensorDict(columns, batch_size=len(held))
         return await asyncio.to_thread(asyncio.run, super().get_data(metadata))
 
     async def clear_data(self, metadata: Any) -> None:
@@ -160,20 +171,32 @@ class EngramManager(KVStorageManager):  # type: ignore[misc, unused-ignore]
                 await self.notify_data_update(partition, [index], schema, {index: {field: handle for field, (handle, _) in found.items()}})
 
     async def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes which buffer of which cluster has the samples: the values are durable there, whatever their size."""
-        client: EngramClient = self.storage_client
-        cluster = await asyncio.to_thread(lambda: client.db.status().cluster)
+        """Writes which buffer of which cluster has the samples, and the number of a checkpoint of it: the values are durable there.
+
+        Samples that are cleared later stay until two more checkpoints are saved. Writes no values, and lists the samples.
+        """
+        saved = await asyncio.to_thread(self._place)
+        saved["checkpoint"] = await asyncio.to_thread(self.storage_client.store.checkpoints.save)
         with open(os.path.join(checkpoint_dir, "engram.json"), "w") as file:
-            json.dump({"cluster": cluster, "buffer": client.store.buffer.name}, file)
+            json.dump(saved, file)
 
     async def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Checks that the samples are here. Versions that were overwritten since are still read; samples that were cleared since are refused."""
-        client: EngramClient = self.storage_client
+        """Makes the samples live again that were cleared since the checkpoint, if it is one of the last two of the buffer.
+
+        Of another one, a warning says that these samples are refused. Versions that were overwritten since are read in any case.
+        """
         with open(os.path.join(checkpoint_dir, "engram.json")) as file:
             saved = json.load(file)
-        found = {"cluster": (await asyncio.to_thread(client.db.status)).cluster, "buffer": client.store.buffer.name}
+        number, found = saved.pop("checkpoint", 0), await asyncio.to_thread(self._place)
         if saved != found:
             raise create("Conflict", f"the checkpoint is of {saved}, and this backend uses {found}", "ENG-0605")
+        if not await asyncio.to_thread(self.storage_client.store.checkpoints.restore, number):
+            text = "the checkpoint is not one of the last two of the buffer: samples that were cleared since are refused"
+            warnings.warn(text, stacklevel=2)
+
+    def _place(self) -> dict[str, Any]:
+        client: EngramClient = self.storage_client
+        return {"cluster": client.db.status().cluster, "buffer": client.store.buffer.name}
 
     def close(self) -> None:
         """Closes the connection; the samples stay."""

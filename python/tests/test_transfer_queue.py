@@ -88,7 +88,7 @@ def test_values_come_back_and_fields_are_added_later(queue: Any) -> None:
     assert len(store.buffer) == 600
     # Metadata of one field: the samples are cleared whole, and what it did not name is swept.
     queue.clear_samples(read(queue, "round", ["score"], 300))
-    assert store.sweep() == 300 and len(store.buffer) == 0
+    assert store.sweep() == 600 and len(store.buffer) == 0
 
 
 def test_held_metadata_of_a_cleared_sample_is_refused(queue: Any) -> None:
@@ -165,6 +165,76 @@ def test_checkpoint_names_the_buffer(queue: Any, tmp_path: Any) -> None:
     (tmp_path / "engram.json").write_text('{"cluster": "other", "buffer": "transfer-queue"}')
     with pytest.raises(engram.ConflictError, match="the checkpoint is of"):
         asyncio.run(manager.load_checkpoint(str(tmp_path)))
+
+
+def test_loaded_checkpoint_serves_the_samples_as_they_were(queue: Any, tmp_path: Any) -> None:
+    import torch
+    from tensordict import TensorDict
+
+    from engram.transfer_queue import StaleHandleError
+
+    written, data = fill(queue, "saved", 20)
+    tq.save_checkpoint(tmp_path / "first")
+    every = read(queue, "saved", ["score"], 20)
+    queue.put(data=TensorDict({"score": torch.full((20,), -1.0)}, batch_size=[20]), metadata=every)
+    queue.clear_samples(read(queue, "saved", ["ids", "score"], 12))
+    # The controller gives free slots away in the order of their release.
+    fill(queue, "later", 500, seed=5)
+    later = read(queue, "later", ["ids"], 500)
+    assert set(later.global_indexes) & set(written.global_indexes), "later samples are in slots of cleared ones"
+    tq.load_checkpoint(tmp_path / "first")
+    metadata = read(queue, "saved", ["ids", "half", "score", "text"], 20)
+    found = queue.get_data(metadata)
+    assert all(same(found[field], rows_of(written, metadata, data[field])) for field in ("ids", "half", "score"))
+    # The fence holds: those that took the slots are gone.
+    with pytest.raises(Exception, match="get refused: .* stale") as refused:
+        queue.get_data(later)
+    assert isinstance(refused.value, StaleHandleError) or isinstance(refused.value.__cause__, StaleHandleError)
+    # The same again, as after a second failure.
+    queue.clear_samples(metadata)
+    tq.load_checkpoint(tmp_path / "first")
+    metadata = read(queue, "saved", ["score"], 20)
+    assert same(queue.get_data(metadata)["score"], rows_of(written, metadata, data["score"]))
+    queue.clear_samples(metadata)
+
+
+def test_cleared_samples_stay_for_the_last_two_checkpoints(db: engram.Database) -> None:
+    from engram.transfer_queue import EngramClient, StaleHandleError
+
+    client = EngramClient({"address": "grpc://" + db.status().workers[0].address, "buffer": "kept", "capacity": 1_000})
+    checkpoints, keys = client.store.checkpoints, [f"{slot}@a" for slot in range(6)]
+    handles = client.put(keys, [f"value {slot}" for slot in range(6)])
+
+    def clear(slot: int) -> None:
+        client.clear(keys[slot : slot + 1], custom_backend_meta=handles[slot : slot + 1])
+
+    def alive() -> list[int]:
+        found = []
+        for slot, key in enumerate(keys):
+            try:
+                assert client.get([key], custom_backend_meta=[handles[slot]]) == [f"value {slot}"]
+            except StaleHandleError:
+                continue
+            found.append(slot)
+        return found
+
+    clear(0)
+    first = checkpoints.save()
+    clear(1)
+    second = checkpoints.save()
+    clear(2)
+    assert alive() == [3, 4, 5] and client.store.sweep() == 0
+    assert checkpoints.restore(second) and alive() == [2, 3, 4, 5]
+    # The first one again: what came later is no checkpoint any more.
+    assert checkpoints.restore(first) and alive() == [1, 2, 3, 4, 5]
+    assert not checkpoints.restore(second)
+    for number in range(3):
+        clear(3 + number)
+        checkpoints.save()
+    assert not checkpoints.restore(first) and alive() == [1, 2]
+    # Left are two samples, two checkpoints, and the sample that was cleared between them.
+    assert len(client.store.buffer) == 2 + 2 + 1
+    client.close()
 
 
 def test_client_alone_keeps_handles_by_key(db: engram.Database) -> None:
