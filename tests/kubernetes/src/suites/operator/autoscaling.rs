@@ -1,6 +1,9 @@
 //! The operator as the owner of `/scale`, next to another writer, and as a scaler of KEDA.
 
-use super::{CLUSTERS, REPLICAS, page, status};
+use super::{
+    CLUSTERS, REPLICAS, SETS, edit, in_sync, is_ready_cluster, map, page, primaries, start_worker, status,
+    wait_for_status,
+};
 use crate::MERGE;
 use crate::cluster::Cluster;
 use crate::process::until;
@@ -9,8 +12,10 @@ use crate::suites::helpers::WHILE;
 use anyhow::{Context, Result, ensure};
 use engram_proto::keda::external_scaler_client::ExternalScalerClient;
 use engram_proto::keda::{GetMetricsRequest, ScaledObjectRef};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::fs;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
@@ -64,6 +69,43 @@ pub(super) fn scales(cluster: &Cluster) -> Result<String> {
     let exported = REPLICAS.iter().map(|(_, _, port)| is_exported(*port)).collect::<Result<Vec<_>>>()?;
     ensure!(exported.contains(&true), "no replica exports the decision");
     cluster.api().delete(&path, None)?;
+    Ok(String::new())
+}
+
+/// Check: a worker that the operator removes gives its replicas away first, however long that takes, and is reported as draining.
+pub(super) fn drains(cluster: &Cluster) -> Result<String> {
+    const REMOVED: u64 = 2;
+    let of = |workers: u64| {
+        json!({ "autoscaling": {
+            "mode": "Operator", "minWorkers": workers, "maxWorkers": workers, "operationsPerWorker": 1000, "interval": "10s",
+        } })
+    };
+    let replicas =
+        || Ok::<_, anyhow::Error>(cluster.api().get(&format!("{SETS}/words-worker"))?["spec"]["replicas"].take());
+    // Nothing can take its replicas over.
+    cluster.end_daemon(1, "worker-0", Signal::SIGKILL)?;
+    until("other primaries", WHILE, || Ok((!primaries(&map(cluster)?).contains(&0)).then_some(())))?;
+    edit(cluster, &of(REMOVED))?;
+    wait_for_status(cluster, "words", "draining one of its workers", |status| {
+        (status["workers"]["draining"] == 1 && status["autoscaling"]["desiredWorkers"] == REMOVED).then_some(())
+    })?;
+    ensure!(cluster.api().get(&format!("{CLUSTERS}/words"))?["spec"]["workers"] == REMOVED, "written by another");
+    ensure!(replicas()? == 3, "a worker was removed with its replicas");
+    start_worker(cluster, 0)?;
+    let holding = until("the StatefulSet to shrink", WHILE, || {
+        let holding = in_sync(&map(cluster)?).iter().filter(|members| members.contains(&REMOVED)).count();
+        Ok((replicas()? == REMOVED).then_some(holding))
+    })?;
+    ensure!(holding == 0, "it was removed with {holding} replicas");
+
+    cluster.end_daemon(1, &format!("worker-{REMOVED}"), Signal::SIGKILL)?;
+    fs::remove_dir_all(cluster.path("volumes").join(format!("words-{REMOVED}")))?;
+    edit(cluster, &of(3))?;
+    until("the StatefulSet to grow", WHILE, || Ok((replicas()? == 3).then_some(())))?;
+    start_worker(cluster, REMOVED)?;
+    wait_for_status(cluster, "words", "Ready again", is_ready_cluster)?;
+    edit(cluster, &json!({ "autoscaling": null }))?;
+    cluster.api().delete("/api/v1/namespaces/default/configmaps/words-autoscaling", None)?;
     Ok(String::new())
 }
 

@@ -2,6 +2,7 @@
 //! stand-ins: what happens in a container is not seen here. Checks rest on one another, in order.
 
 mod autoscaling;
+mod dashboards;
 mod jobs;
 mod runs;
 mod traces;
@@ -30,6 +31,8 @@ const WORKERS: u64 = 3;
 const TAKEOVER: Duration = Duration::from_secs(90);
 /// Heartbeat port and HTTP port of each replica.
 const REPLICAS: [(&str, u16, u16); 2] = [("operator-a", 7440, 9190), ("operator-b", 7441, 9191)];
+/// HTTP port of each worker.
+const HTTP_PORTS: [u16; WORKERS as usize] = [9290, 9291, 9292];
 
 /// What the builder makes for a cluster of this name.
 const OBJECTS: [&str; 9] = [
@@ -80,6 +83,8 @@ pub(super) fn checks() -> Vec<Check> {
             name: "the operator scales by its forecast, reports another writer, and answers KEDA",
             run: autoscaling::scales,
         },
+        Check { name: "a worker is removed by the autoscaler once it is drained", run: autoscaling::drains },
+        Check { name: "panels and rules of operators have data in Prometheus", run: dashboards::have_data },
         Check { name: "when the leader is killed the other leads, and workers notice nothing", run: leader_killed },
         Check { name: "a stopping leader releases the lease at once", run: leader_stops },
         Check { name: "a cluster that is deleted takes all along, with no operator at all", run: deleted },
@@ -236,10 +241,11 @@ fn start_worker(cluster: &Cluster, ordinal: u64) -> Result<()> {
     let state = cluster.path("volumes").join(format!("words-{ordinal}"));
     fs::create_dir_all(&state)?;
     let any = "127.0.0.1:0";
+    let http = format!("127.0.0.1:{}", HTTP_PORTS[ordinal as usize]);
     let spec = &object["spec"];
     let options = json!({
         "cluster": object["status"]["clusterId"], "clusterName": "words", "ordinal": ordinal, "stateDir": state,
-        "listen": { "client": any, "peer": any, "admin": any, "http": any },
+        "listen": { "client": any, "peer": any, "admin": any, "http": http },
         "coordinators": REPLICAS.map(|(_, heartbeats, _)| format!("127.0.0.1:{heartbeats}")),
         "threads": 1, "mapLocation": { "object": { "namespace": "default", "name": "words" } },
         "inputs": runs::inputs(cluster),

@@ -13,10 +13,10 @@ use std::time::Instant;
 pub(super) const RUNS: &str = "/apis/engram.dev/v1alpha1/namespaces/default/learnerruns";
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 /// Epochs of a run that does not finish during the test.
-const MANY: u32 = 20_000;
+pub(super) const MANY: u32 = 20_000;
 
 /// Applies a run.
-fn begin_run(cluster: &Cluster, name: &str, source: &Value, epochs: u64) -> Result<()> {
+pub(super) fn begin_run(cluster: &Cluster, name: &str, source: &Value, epochs: u64) -> Result<()> {
     begin_run_with(cluster, name, source, epochs, &json!({}))
 }
 
@@ -35,7 +35,7 @@ fn begin_run_with(cluster: &Cluster, name: &str, source: &Value, epochs: u64, mo
 }
 
 /// Events of a file in a ConfigMap.
-fn in_config_map(name: &str, key: &str) -> Value {
+pub(super) fn in_config_map(name: &str, key: &str) -> Value {
     json!({ "events": { "configMap": { "name": name, "key": key }, "columns": { "key": "word", "epoch": "day" } } })
 }
 
