@@ -80,7 +80,17 @@ impl LeafSplit {
         self.bounds.last().map_or(0, |last| *last)
     }
 
-    fn leaves(&self) -> usize {
+    /// Number of the first leaf.
+    pub(crate) fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// Rows of a leaf, counted from the first one.
+    pub(crate) fn leaf(&self, index: usize) -> Range<usize> {
+        self.bounds[index]..self.bounds[index + 1]
+    }
+
+    pub(crate) fn leaves(&self) -> usize {
         self.bounds.len() - 1
     }
 }

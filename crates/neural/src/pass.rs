@@ -6,6 +6,8 @@ use crate::matrix::add;
 use crate::plan::{Op, OpKind, Plan, Slot};
 use crate::precision::Precision;
 use crate::spec::Activation;
+use std::ops::Range;
+use std::time::Instant;
 
 pub use crate::layers::dropout::RandomStep;
 
@@ -27,6 +29,8 @@ pub(crate) struct Workspace {
     pub(crate) delta: Vec<f32>,
     other: Vec<f32>,
     skips: Vec<Vec<f32>>,
+    /// Seconds of each operation since they were taken; `None` does not measure.
+    pub(crate) seconds: Option<Vec<f64>>,
 }
 
 impl Workspace {
@@ -35,6 +39,20 @@ impl Workspace {
         self.slots.resize_with(plan.widths.len(), Vec::new);
         self.parked.resize_with(plan.widths.len(), Vec::new);
         self.kept.resize_with(plan.ops.len(), Vec::new);
+        if let Some(seconds) = &mut self.seconds {
+            seconds.resize(plan.ops.len(), 0.0);
+        }
+    }
+
+    /// Adds the time since `started` to that of an operation.
+    fn note(&mut self, op: usize, started: Option<Instant>) {
+        if let (Some(seconds), Some(started)) = (&mut self.seconds, started) {
+            seconds[op] += started.elapsed().as_secs_f64();
+        }
+    }
+
+    fn start(&self) -> Option<Instant> {
+        self.seconds.as_ref().map(|_| Instant::now())
     }
 
     /// Outputs of the last forward pass, `rows x outputs`.
@@ -92,12 +110,25 @@ pub(crate) fn forward(
     random: Option<RandomStep>,
     work: &mut Workspace,
 ) {
+    forward_range(plan, parameters, batch, random, 0..plan.ops.len(), work);
+}
+
+/// The part of [`forward`] that the operations `ops` are. Those before must have run on the same workspace.
+pub(crate) fn forward_range(
+    plan: &Plan,
+    parameters: &[f32],
+    batch: &Batch<'_>,
+    random: Option<RandomStep>,
+    ops: Range<usize>,
+    work: &mut Workspace,
+) {
     work.prepare(plan, batch.rows);
     let precision = work.precision;
-    for (i, op) in plan.ops.iter().enumerate() {
+    for (i, op) in plan.ops.iter().enumerate().take(ops.end).skip(ops.start) {
         if matches!(op.kind, OpKind::Fork) {
             continue;
         }
+        let started = work.start();
         let mut output = std::mem::take(&mut work.slots[op.output]);
         if output.capacity() == 0 {
             output = work.spare.pop().unwrap_or_default();
@@ -111,6 +142,7 @@ pub(crate) fn forward(
         if precision != Precision::F32 {
             (1..plan.widths.len()).filter(|&slot| plan.last_uses[slot] == i).for_each(|slot| work.park(slot));
         }
+        work.note(i, started);
     }
 }
 
@@ -172,21 +204,39 @@ fn forward_op(
 /// Computes the gradient of all parameters as a sum over the rows of the last forward pass, which ran with dropout.
 /// `work.delta` holds the gradient of the outputs. Overwrites `gradient`; frozen parameters get 0.
 pub(crate) fn backward(plan: &Plan, parameters: &[f32], batch: &Batch<'_>, work: &mut Workspace, gradient: &mut [f32]) {
-    for op in plan.ops.iter().filter(|op| op.frozen) {
+    backward_range(plan, parameters, batch, 0..plan.ops.len(), work, gradient);
+}
+
+/// The part of [`backward`] that the operations `ops` are. Those after must have run on the same workspace.
+pub(crate) fn backward_range(
+    plan: &Plan,
+    parameters: &[f32],
+    batch: &Batch<'_>,
+    ops: Range<usize>,
+    work: &mut Workspace,
+    gradient: &mut [f32],
+) {
+    for op in plan.ops[ops.clone()].iter().filter(|op| op.frozen) {
         gradient[op.parameters.clone()].fill(0.0);
     }
     // No layer below the first one that trains needs a gradient.
     let Some(first) = plan.ops.iter().position(Op::trains) else { return };
     let precision = work.precision;
-    precision.round(&mut work.delta);
-    for (i, op) in plan.ops.iter().enumerate().skip(first).rev() {
+    if ops.end == plan.ops.len() {
+        precision.round(&mut work.delta);
+    }
+    for (i, op) in plan.ops.iter().enumerate().take(ops.end).skip(first.max(ops.start)).rev() {
+        let started = work.start();
         let slot = op.backward_slot();
         slot.into_iter().for_each(|slot| work.unpark(slot));
         backward_op(op, i, i > first, parameters, batch, work, gradient);
         precision.round(&mut work.delta);
         slot.into_iter().for_each(|slot| work.release(slot, plan));
+        work.note(i, started);
     }
-    work.skips.clear();
+    if ops.start <= first {
+        work.skips.clear();
+    }
 }
 
 fn backward_op(

@@ -23,7 +23,7 @@ impl Node {
         self.index << self.level..(self.index + 1) << self.level
     }
 
-    fn parent(self) -> Self {
+    pub(crate) fn parent(self) -> Self {
         Self { level: self.level + 1, index: self.index / 2 }
     }
 }

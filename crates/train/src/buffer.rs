@@ -399,16 +399,16 @@ mod tests {
     fn rows_are_the_same_draws_for_any_number_of_members() {
         let job = job(json!({ "name": "train" }), dense()).unwrap();
         for batch in [0, 7] {
-            let whole = job.draws(batch, &(0..64));
+            let whole = job.draws(0, batch, &(0..64));
             let mut sorted = whole.clone();
             sorted.sort_unstable();
             assert_eq!(sorted, (0..64).collect::<Vec<_>>(), "every draw is one row");
             for members in 1..6 {
-                let parts = (0..members).flat_map(|rank| job.draws(batch, &job.part(rank, members).0));
+                let parts = (0..members).flat_map(|rank| job.draws(0, batch, &job.part(rank, members).0));
                 assert_eq!(parts.collect::<Vec<_>>(), whole);
             }
         }
-        assert_ne!(job.draws(0, &(0..64)), job.draws(1, &(0..64)));
+        assert_ne!(job.draws(0, 0, &(0..64)), job.draws(0, 1, &(0..64)));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::ensemble_checkpoint::MemberEntry;
 use crate::table::TableColumns;
 use crate::trainer::{Counters, Trainer, TrainerError, TrainerSpec};
 
@@ -59,6 +60,9 @@ pub struct Manifest {
     pub frozen: Vec<String>,
     /// Positions of the data: sampler step, log positions, whatever the caller needs to continue at the exact sample.
     pub cursors: BTreeMap<String, u64>,
+    /// Further members of an ensemble; none of a single model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<MemberEntry>,
     /// Columns that the model reads, where it was trained on a table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<TableColumns>,
@@ -220,6 +224,7 @@ impl Trainer {
             scaler: self.scaler.state(),
             frozen: self.model.views().iter().filter(|v| v.frozen).map(|v| v.name.clone()).collect(),
             cursors,
+            members: Vec::new(),
             table: None,
             tensors,
             files: files.iter().map(|(name, bytes)| FileEntry::of(name, bytes)).collect(),
@@ -352,6 +357,11 @@ impl FileEntry {
             hash: hash(bytes),
             chunks: bytes.chunks(CHUNK_BYTES).map(hash).collect(),
         }
+    }
+
+    /// The same content under another name.
+    pub(crate) fn named(&self, name: String) -> Self {
+        Self { name, ..self.clone() }
     }
 
     /// Compares a file with its size and hashes.

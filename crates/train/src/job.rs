@@ -8,10 +8,11 @@ use engram_api::{
     CompressionKind, FeatureSubsets, LossFunction, ReplayModel, ReplayRun, ReplaySource, ReplaySync, SumOrder,
     TrainingPrecision,
 };
-use engram_neural::{LeafSplit, LossKind, View};
+use engram_neural::{LeafSplit, LossKind, Parallelism, View};
 use thiserror::Error;
 
 use crate::buffer::BufferPlan;
+use crate::check_parallelism::devices;
 use crate::dataset::{Dataset, Subsets, sample_at};
 pub use crate::rows::{Evaluation, Rows, evaluate, evaluate_rows, predict};
 use crate::sharing::{Balance, Shares};
@@ -21,10 +22,10 @@ use crate::trainer::{SummationOrder, Trainer, TrainerError, TrainerSpec};
 
 /// Leaves of a global batch in partition-invariant order.
 pub const LEAVES: u32 = 64;
-/// Leaves per member in rank order: a fixed number, so that the result does not depend on the number of cores.
-const LOCAL_LEAVES: u32 = 4;
+/// Leaves per worker in rank order: a fixed number, so that the result does not depend on the number of cores.
+pub(crate) const LOCAL_LEAVES: u32 = 4;
 /// Most parameters of a model: its state is sent between workers as a whole.
-const MAX_PARAMETERS: usize = 64 << 20;
+pub(crate) const MAX_PARAMETERS: usize = 64 << 20;
 /// Most values of a data set in memory.
 const MAX_INDICES: u64 = 1 << 30;
 
@@ -56,6 +57,12 @@ pub struct Job {
     pub spec: TrainerSpec,
     /// Steps until it is complete.
     pub steps: u64,
+    /// Models that are trained together.
+    pub ensemble: usize,
+    /// Logical devices of each worker that share its part of a batch, if any.
+    pub parallelism: Option<Parallelism>,
+    /// Leaves of each batch of a worker, in rank order.
+    leaves: u32,
     /// Samples per batch.
     pub batch: usize,
     /// Batches per step: `syncEvery` updates of `accumulate` batches.
@@ -107,9 +114,13 @@ impl Job {
             ReplaySource::Csv(_) => Source::Table(read_table(run, "features", table)?),
             ReplaySource::Example(_) => Source::Table(read_table(run, "pixels", table)?),
         };
+        let (parallelism, leaves) = devices(run)?;
         let job = Self {
+            parallelism,
+            leaves,
             spec: trainer_spec(run),
             steps: run.steps,
+            ensemble: run.ensemble as usize,
             batch: run.batch as usize,
             batches: (run.sync_every * run.accumulate) as usize,
             parameter_server: run.sync == ReplaySync::ParameterServer,
@@ -139,6 +150,7 @@ impl Job {
             let allowed = format!("at most {MAX_PARAMETERS} parameters");
             return Err(field("spec.replay.model.layers", format!("{} parameters", model.parameter_count()), allowed));
         }
+        self.check_ensemble(run, model.parameter_count())?;
         if self.spec.loss.kind == LossKind::CrossEntropy {
             return self.check_classes(model.outputs());
         }
@@ -231,7 +243,7 @@ impl Job {
     pub fn part_of(&self, rank: usize, shares: &Shares) -> (Range<usize>, SummationOrder) {
         let members = shares.sizes().len();
         match self.order {
-            SumOrder::Rank => (shares.rows(rank), SummationOrder::Rank { leaves: LOCAL_LEAVES }),
+            SumOrder::Rank => (shares.rows(rank), SummationOrder::Rank { leaves: self.leaves }),
             SumOrder::PartitionInvariant => {
                 let owned = Self::leaves(rank, members);
                 let rows = LeafSplit::global_rows(self.batch, LEAVES, owned.clone());
@@ -241,21 +253,22 @@ impl Job {
         }
     }
 
-    /// Samples of the rows `rows` of each batch of a step.
-    pub fn samples(&self, data: &Dataset, step: u64, rows: &Range<usize>) -> Vec<Vec<usize>> {
+    /// Samples of the rows `rows` of each batch of a step of a model.
+    pub fn samples(&self, member: usize, data: &Dataset, step: u64, rows: &Range<usize>) -> Vec<Vec<usize>> {
+        let seed = self.member_seed(member);
         let first = |micro: usize| (step * self.batches as u64 + micro as u64) * self.batch as u64;
-        let sample = |position: u64| sample_at(self.spec.seed, data.training_len(), position);
+        let sample = |position: u64| sample_at(seed, data.training_len(), position);
         (0..self.batches).map(|micro| rows.clone().map(|row| sample(first(micro) + row as u64)).collect()).collect()
     }
 
-    /// Numbers of the draws that are the rows `rows` of a batch from a replay buffer; `batch` counts all batches of the run.
+    /// Numbers of the draws that are the rows `rows` of a batch of a model from a replay buffer; `batch` counts all batches of the run.
     ///
     /// Draws of neighbouring numbers come from neighbouring partitions. The rows of a batch are its draws in a random order, so that the
     /// samples that are missing when a member dies in a step are spread over the buffer. Which draw is a row depends on the seed and the
     /// batch alone: the rows are the same for any number of members.
-    pub fn draws(&self, batch: u64, rows: &Range<usize>) -> Vec<u32> {
-        let first = batch * self.batch as u64;
-        rows.clone().map(|row| sample_at(self.spec.seed, self.batch, first + row as u64) as u32).collect()
+    pub fn draws(&self, member: usize, batch: u64, rows: &Range<usize>) -> Vec<u32> {
+        let (seed, first) = (self.member_seed(member), batch * self.batch as u64);
+        rows.clone().map(|row| sample_at(seed, self.batch, first + row as u64) as u32).collect()
     }
 }
 
@@ -430,11 +443,12 @@ mod tests {
     fn members_compute_disjoint_rows_of_each_batch_and_steps_continue_the_sequence() {
         let job = job(&[]).unwrap();
         let data = job.dataset().unwrap();
-        let whole = job.samples(&data, 3, &(0..64));
-        let parts: Vec<usize> = (0..3).flat_map(|rank| job.samples(&data, 3, &job.part(rank, 3).0).remove(0)).collect();
+        let whole = job.samples(0, &data, 3, &(0..64));
+        let parts: Vec<usize> =
+            (0..3).flat_map(|rank| job.samples(0, &data, 3, &job.part(rank, 3).0).remove(0)).collect();
         assert_eq!(whole[0], parts);
-        let mut pass: Vec<usize> = (0..3).flat_map(|step| job.samples(&data, step, &(0..64)).remove(0)).collect();
-        pass.extend_from_slice(&job.samples(&data, 3, &(0..64))[0]);
+        let mut pass: Vec<usize> = (0..3).flat_map(|step| job.samples(0, &data, step, &(0..64)).remove(0)).collect();
+        pass.extend_from_slice(&job.samples(0, &data, 3, &(0..64))[0]);
         let mut first: Vec<usize> = pass[..180].to_vec();
         first.sort_unstable();
         assert_eq!(first, (0..180).collect::<Vec<_>>(), "the first pass visits every training sample once");
@@ -449,7 +463,7 @@ mod tests {
         let before = evaluate(trainer.model(), loss, &data).unwrap();
         for step in 0..150 {
             let (range, order) = job.part(0, 1);
-            let rows = Rows::of(trainer.model(), &data, &job.samples(&data, step, &range)[0]);
+            let rows = Rows::of(trainer.model(), &data, &job.samples(0, &data, step, &range)[0]);
             trainer.step(&[rows.labeled(0).unwrap()], &order, &mut crate::Alone).unwrap();
         }
         let after = evaluate(trainer.model(), loss, &data).unwrap();

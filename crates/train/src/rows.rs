@@ -118,7 +118,7 @@ pub struct Evaluation {
     pub classes: u64,
 }
 
-fn likeliest(logits: &[f32]) -> usize {
+pub(crate) fn likeliest(logits: &[f32]) -> usize {
     logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(class, _)| class)
 }
 

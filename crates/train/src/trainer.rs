@@ -5,8 +5,8 @@ use std::ops::Range;
 use engram_neural::tree::Node;
 use engram_neural::{
     BatchError, GradientEngine, GradientSum, LabeledBatch, LeafSplit, Loss, LossScaler, LossSpec, Model, ModelSpec,
-    Moments, Optimizer, OptimizerSpec, Precision, RandomStep, SampleErrors, ScalerDecision, ScalerSpec, Schedule,
-    ScheduleSpec, SettingError, SpecError, clip_factor, global_norm,
+    Moments, Optimizer, OptimizerSpec, PipelinedEngine, Precision, RandomStep, SampleErrors, ScalerDecision,
+    ScalerSpec, Schedule, ScheduleSpec, SettingError, SpecError, clip_factor, global_norm,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -104,7 +104,7 @@ pub enum TrainError<E: std::error::Error + 'static> {
     #[error("failed to reduce")]
     Reduce(#[source] E),
     /// The reduced loss or gradient is not finite, and there is no loss scaling.
-    #[error("step {step}: loss {loss} or gradient norm {norm} is not finite")]
+    #[error("step {step}: loss {loss:?} or gradient norm {norm:?} is not finite")]
     NotFinite {
         /// Number of the step.
         step: u64,
@@ -209,7 +209,9 @@ pub struct Trainer {
     scaled: bool,
     pub(crate) loss: Loss,
     pub(crate) schedule: Schedule,
-    engine: GradientEngine,
+    pub(crate) engine: GradientEngine,
+    /// Computes instead of the engine where the devices of the worker share a batch.
+    pub(crate) pipelines: Option<PipelinedEngine>,
 }
 
 impl Trainer {
@@ -249,6 +251,7 @@ impl Trainer {
             update: 0,
             schedule: Schedule::new(spec.schedule)?,
             engine: GradientEngine::with_precision(spec.precision),
+            pipelines: None,
             spec: spec.clone(),
             model,
             loss,
@@ -355,12 +358,8 @@ impl Trainer {
         let mut samples = SampleErrors::default();
         let mut sums: Vec<(Node, GradientSum)> = Vec::new();
         for data in batches {
-            // The pass for the moments of a single batch is still in the engine's buffers.
-            if !(self.loss.needs_moments() && batches.len() == 1) {
-                let split = split(order, data.batch.len());
-                self.engine.forward(&self.model, data, &self.loss, &split, random)?;
-            }
-            let (parts, errors) = self.engine.backward(&self.model, data, &self.loss, &moments, self.scaler.scale());
+            let is_forwarded = self.loss.needs_moments() && batches.len() == 1;
+            let (parts, errors) = self.gradient(data, order, random, &moments, is_forwarded)?;
             samples.losses.extend(errors.losses);
             samples.errors.extend(errors.errors);
             self.accumulate(&mut sums, parts);
@@ -392,7 +391,7 @@ impl Trainer {
         }
         for ((_, sum), (_, part)) in sums.iter_mut().zip(parts) {
             sum.add(&part);
-            self.engine.recycle(part);
+            self.recycle(part);
         }
     }
 
@@ -457,8 +456,8 @@ impl Trainer {
             self.feedback = factors.finish(own, reduced);
         }
         match local.gradient {
-            LocalGradient::Sum(sum) => self.engine.recycle(sum),
-            LocalGradient::Subtrees { sums, .. } => sums.into_iter().for_each(|(_, sum)| self.engine.recycle(sum)),
+            LocalGradient::Sum(sum) => self.recycle(sum),
+            LocalGradient::Subtrees { sums, .. } => sums.into_iter().for_each(|(_, sum)| self.recycle(sum)),
             LocalGradient::Compressed(_) | LocalGradient::LowRank(_) => {}
         }
         Ok(StepReport { step, outcome, samples: reduced.samples, loss, gradient_norm, rate, scale })
@@ -485,7 +484,7 @@ impl Trainer {
     }
 }
 
-fn split(order: &SummationOrder, rows: usize) -> LeafSplit {
+pub(crate) fn split(order: &SummationOrder, rows: usize) -> LeafSplit {
     match order {
         SummationOrder::Rank { leaves } => LeafSplit::local(rows, *leaves),
         SummationOrder::PartitionInvariant { leaves, owned, global_rows } => {

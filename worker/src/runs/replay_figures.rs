@@ -59,6 +59,10 @@ pub(super) struct Figures {
     spread_ratio: f64,
     /// Samples per step of each member.
     parts: BTreeMap<Ordinal, f64>,
+    /// Models that are trained.
+    ensemble: u64,
+    /// Whether devices of the workers share batches.
+    has_pipelines: bool,
 }
 
 /// What became of the priorities of all members since this driver began, and the part of a step in which the first rank waited for a draw.
@@ -87,6 +91,8 @@ impl Figures {
             items: is_buffer.then(ItemFigures::default),
             spread_ratio: 0.0,
             parts: BTreeMap::new(),
+            ensemble: replay.ensemble,
+            has_pipelines: replay.parallelism.is_some(),
         }
     }
 
@@ -213,6 +219,12 @@ impl Figures {
         if least > 0.0 && most > 0.0 {
             metrics.insert("part_ratio".to_owned(), most / least);
         }
+        if self.has_pipelines {
+            metrics.insert("pipeline_bubble".to_owned(), self.last.pipeline_bubble);
+        }
+        if self.ensemble > 1 {
+            metrics.insert("ensemble".to_owned(), self.ensemble as f64);
+        }
         if let Some(items) = &self.items {
             metrics.extend([
                 ("priorities_changed".to_owned(), items.changed as f64),
@@ -251,8 +263,12 @@ pub(super) fn findings(
     let mut verdicts = if result.held_out > 0 { held_out_verdicts(result) } else { buffer_verdicts(replay, loss) };
     let same = format!("All members have the same parameters after step {}: digest {}.", result.step, result.digest);
     verdicts.push((true, same));
+    let models = match replay.ensemble {
+        1 => String::new(),
+        models => format!("Ensemble of {models} models. Each: "),
+    };
     let about = format!(
-        "{} parameters, {} steps of {} samples, {} samples in all.",
+        "{models}{} parameters, {} steps of {} samples, {} samples in all.",
         result.parameters,
         replay.steps,
         replay.batch * replay.sync_every * replay.accumulate,
@@ -287,6 +303,9 @@ pub(super) fn findings(
             metrics.insert(format!("{name}_squared_error"), squared_error);
             metrics.insert(format!("{name}_correlation"), correlation);
         }
+    }
+    if replay.ensemble > 1 && result.held_out > 0 {
+        metrics.insert("held_out_deviation".to_owned(), result.deviation);
     }
     if result.classes > 0 {
         metrics.insert("held_out_accuracy".to_owned(), result.accuracy);

@@ -18,12 +18,12 @@ use crate::shared::Shared;
 use engram_api::Code;
 use engram_collective::executor::Executor;
 use engram_collective::group::Position;
-use engram_neural::GradientSum;
+use engram_neural::{BatchError, GradientSum, Model};
 use engram_proto::v1;
 use engram_trace::Span;
-use engram_train::job::{Evaluation, Job, evaluate, evaluate_rows};
+use engram_train::job::{Evaluation, Job, Rows};
 use engram_train::sharing::{Planner, Shares};
-use engram_train::{Checkpoint, LocalStep, Trainer};
+use engram_train::{Checkpoint, Ensemble, EnsembleStep, Trainer, evaluate_all};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -46,7 +46,7 @@ pub(super) struct Part {
 
 /// Gradient sums of a step, kept until it is finished.
 pub(super) struct Kept {
-    pub(super) local: LocalStep,
+    pub(super) local: EnsembleStep,
     /// For which they were computed.
     pub(super) part: Part,
     pub(super) data: Arc<StepData>,
@@ -58,7 +58,7 @@ pub(super) struct Engine {
     pub(super) job: Arc<Job>,
     pub(super) source: Source,
     priorities: Option<PriorityUpdates>,
-    pub(super) trainer: Trainer,
+    pub(super) trained: Ensemble,
     pub(super) position: Position,
     pub(super) kept: Option<Kept>,
     pub(super) reduced: Option<(GradientSum, bool)>,
@@ -94,7 +94,8 @@ pub(super) struct Start {
     pub(super) remote: Option<RemoteCheckpoints>,
     pub(super) checkpoint_every: u64,
     pub(super) served: Arc<Served>,
-    pub(super) warm_start: Option<Vec<u8>>,
+    /// Weights of another run, of each of its models.
+    pub(super) warm_start: Option<Vec<Vec<u8>>>,
 }
 
 impl Engine {
@@ -105,15 +106,15 @@ impl Engine {
     pub(super) fn new(start: Start) -> anyhow::Result<Self> {
         let Start { shared, job, key, ending, connector, events, folder, remote, checkpoint_every, served, warm_start } =
             start;
-        let mut trainer = job.trainer()?;
+        let mut trained = job.models()?;
         if let Some(weights) = warm_start {
-            let loaded = trainer.model_mut().load_safetensors(&weights, engram_neural::Coverage::Matching)?;
+            let loaded = trained.warm_start(&weights)?;
             anyhow::ensure!(
                 loaded > 0,
                 "spec.replay.model.init.run: no parameter has the name and shape of one of this model"
             );
         }
-        let mut position = Position { step: 0, digest: trainer.digest() as u64 };
+        let mut position = Position { step: 0, digest: trained.digest() as u64 };
         let mut written = 0;
         let newest = match (folder.latest(), &remote) {
             (None, Some(remote)) => remote.read()?,
@@ -125,13 +126,13 @@ impl Engine {
                 "spec.replay.steps is {}, but its newest checkpoint is of step {step}; allowed: {step} or more",
                 job.steps
             );
-            let (restored, cursors) = Trainer::restore(&job.spec, &checkpoint)?;
-            (trainer, written) = (restored, step);
+            let (restored, cursors) = job.restore(&checkpoint)?;
+            (trained, written) = (restored, step);
             position = Position { step, digest: cursors.get(DIGEST_CURSOR).copied().unwrap_or_default() };
         }
-        served.set(&trainer, job.spec.loss.kind);
+        served.set(&trained, job.spec.loss.kind);
         let yaml = serde_json::to_string_pretty(&job.spec)?;
-        let model = ModelFiles { yaml, python: trainer.model().python_source() };
+        let model = ModelFiles { yaml, python: trained.first().model().python_source() };
         let checkpoints =
             Checkpoints { folder, remote, every: checkpoint_every, model, writer: None, written, writing: written };
         let updated = job.buffer().filter(|plan| plan.updates_priorities);
@@ -139,7 +140,7 @@ impl Engine {
             source: Source::new(&shared, Arc::clone(&job), events.clone(), ending),
             priorities: updated.map(|plan| PriorityUpdates::new(&shared, plan.name.clone())),
             job,
-            trainer,
+            trained,
             position,
             kept: None,
             reduced: None,
@@ -207,7 +208,7 @@ impl Engine {
         }
         let (started, began) = (Instant::now(), SystemTime::now());
         let errors = std::mem::take(&mut kept.local.samples.errors);
-        let report = match self.trainer.commit::<ReduceError>(kept.local, &sum) {
+        let report = match self.trained.commit::<ReduceError>(kept.local, &sum) {
             Ok(report) => report,
             Err(error) => {
                 let named = kept.data.describe();
@@ -224,12 +225,12 @@ impl Engine {
             hash.update(&number.to_le_bytes());
         }
         if step.is_multiple_of(DIGEST_STEPS) || step == self.job.steps {
-            hash.update(&self.trainer.digest().to_le_bytes());
+            hash.update(&self.trained.digest().to_le_bytes());
         }
         self.position = Position { step, digest: hash.digest() };
         // Without a receiver the member has ended.
         let _ = digest.send(self.position.digest);
-        self.served.update(&self.trainer, self.job.spec.loss.kind);
+        self.served.update(&self.trained, self.job.spec.loss.kind);
         self.meter.progress.compute_seconds += started.elapsed().as_secs_f64();
         self.record_span("update", began);
         self.span.1 = Span::none();
@@ -237,6 +238,7 @@ impl Engine {
             self.shares = Some((open.generation, planned));
         }
         self.meter.add(&report, kept.data.names.len() as u64);
+        self.meter.progress.pipeline_bubble = self.trained.first().bubble().unwrap_or_default();
         if let Some(open) = &self.connections {
             self.meter.note_members(open.generation, &open.members);
         }
@@ -253,7 +255,9 @@ impl Engine {
     fn measure_spread(&mut self) {
         let is_first = self.connections.as_ref().is_none_or(|open| open.rank == 0);
         let Some(data) = self.source.dataset().filter(|_| is_first) else { return };
-        if let Ok(found) = evaluate(self.trainer.model(), self.job.spec.loss.kind, data) {
+        let rows = Rows::held_out(self.trained.first().model(), data);
+        let classes = data.classes;
+        if let Ok((found, _)) = self.measure(&rows, classes) {
             self.meter.progress.spread_ratio = found.spread_ratio;
         }
     }
@@ -263,7 +267,7 @@ impl Engine {
         let totals = Totals {
             sent_bytes: sent.unwrap_or(0),
             checkpoint_step: self.checkpoints.written,
-            samples: self.trainer.counters().samples,
+            samples: self.trained.counters().samples,
         };
         let progress = self.meter.take_message(&totals, self.priorities.as_ref());
         // The next one has the newer numbers.
@@ -271,14 +275,14 @@ impl Engine {
     }
 
     fn install(&mut self, checkpoint: &Checkpoint) {
-        match Trainer::restore(&self.job.spec, checkpoint) {
-            Ok((trainer, cursors)) => {
-                let step = trainer.counters().step;
+        match self.job.restore(checkpoint) {
+            Ok((trained, cursors)) => {
+                let step = trained.counters().step;
                 self.position = Position { step, digest: cursors.get(DIGEST_CURSOR).copied().unwrap_or_default() };
-                self.trainer = trainer;
-                self.trainer.forget_feedback();
+                self.trained = trained;
+                self.trained.forget_feedback();
                 (self.kept, self.reduced) = (None, None);
-                self.served.set(&self.trainer, self.job.spec.loss.kind);
+                self.served.set(&self.trained, self.job.spec.loss.kind);
                 self.send(EngineEvent::CaughtUp(self.position));
             }
             // The service repeats the request.
@@ -290,7 +294,7 @@ impl Engine {
         let (generation, world) =
             self.connections.as_ref().map_or((0, 1), |it| (it.generation, it.members.len() as u32));
         let cursors = BTreeMap::from([(DIGEST_CURSOR.to_owned(), self.position.digest)]);
-        let checkpoint = self.trainer.checkpoint(generation, world, cursors)?;
+        let checkpoint = self.trained.checkpoint(generation, world, cursors)?;
         match self.job.table() {
             Some(table) => checkpoint.with_table(table),
             None => Ok(checkpoint),
@@ -329,14 +333,14 @@ impl Engine {
     fn complete(&mut self) {
         self.save();
         self.checkpoints.wait();
-        self.served.set(&self.trainer, self.job.spec.loss.kind);
+        self.served.set(&self.trained, self.job.spec.loss.kind);
         if let Some(priorities) = &mut self.priorities {
             priorities.finish();
             let mut last = v1::TrainingProgress { step: self.position.step, ..v1::TrainingProgress::default() };
             count_priorities(Some(priorities), &mut last);
             self.send(EngineEvent::Progress(last));
         }
-        let result = match self.evaluation() {
+        let (result, deviation) = match self.evaluation() {
             Ok(result) => result,
             Err(error) => return self.fail(error),
         };
@@ -345,9 +349,9 @@ impl Engine {
         let boosted = data.and_then(engram_train::boosted::boosted_trees);
         self.send(EngineEvent::Completed(v1::TrainingResult {
             step: self.position.step,
-            digest: format!("{:032x}", self.trainer.digest()),
-            samples: self.trainer.counters().samples,
-            parameters: self.trainer.model().parameter_count() as u64,
+            digest: format!("{:032x}", self.trained.digest()),
+            samples: self.trained.counters().samples,
+            parameters: self.trained.first().model().parameter_count() as u64,
             held_out: result.samples,
             squared_error: result.squared_error,
             correlation: result.correlation,
@@ -357,17 +361,23 @@ impl Engine {
             classes: result.classes,
             ridge: ridge.as_ref().map(baseline),
             boosted: boosted.as_ref().map(baseline),
+            deviation,
         }));
     }
 
-    /// Measures the model on held-out samples; without any the evaluation is empty.
-    fn evaluation(&mut self) -> Result<Evaluation, String> {
-        let loss = self.job.spec.loss.kind;
+    /// Measures the models on held-out samples; without any the evaluation is empty.
+    fn evaluation(&mut self) -> Result<(Evaluation, f64), String> {
         if let Some(data) = self.source.dataset() {
-            return evaluate(self.trainer.model(), loss, data).map_err(|error| chain(&error));
+            let rows = Rows::held_out(self.trained.first().model(), data);
+            return self.measure(&rows, data.classes).map_err(|error| chain(&error));
         }
-        let Some(rows) = self.source.held_out()? else { return Ok(Evaluation::default()) };
-        evaluate_rows(self.trainer.model(), loss, &rows, 0).map_err(|error| chain(&error))
+        let Some(rows) = self.source.held_out()? else { return Ok((Evaluation::default(), 0.0)) };
+        self.measure(&rows, 0).map_err(|error| chain(&error))
+    }
+
+    fn measure(&self, rows: &Rows, classes: usize) -> Result<(Evaluation, f64), BatchError> {
+        let models: Vec<&Model> = self.trained.members().iter().map(Trainer::model).collect();
+        evaluate_all(&models, self.job.spec.loss.kind, rows, classes)
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) struct Settings {
     pub(super) run: engram_api::ReplayRun,
     pub(super) job: Arc<Job>,
     pub(super) served: Arc<Served>,
-    pub(super) warm_start: Option<Vec<u8>>,
+    pub(super) warm_start: Option<Vec<Vec<u8>>>,
     pub(super) remote: Option<RemoteCheckpoints>,
 }
 

@@ -117,12 +117,12 @@ impl Trainings {
 }
 
 /// Returns the weights with which a run starts, if it names another run.
-fn warm_start(shared: &Shared, run: &engram_api::ReplayRun) -> anyhow::Result<Option<Vec<u8>>> {
+fn warm_start(shared: &Shared, run: &engram_api::ReplayRun) -> anyhow::Result<Option<Vec<Vec<u8>>>> {
     let Some(name) = &run.model.init.run else { return Ok(None) };
     let source = engram_learn::run::RunState::run_id(shared.options.cluster, name);
     let missing = || {
         anyhow::anyhow!("spec.replay.model.init.run is {name}, of which worker {} has no checkpoint", shared.ordinal())
     };
-    let mut checkpoint = CheckpointFolder::newest_of(&shared.options.state_dir, source).ok_or_else(missing)?;
-    Ok(checkpoint.files.remove("model.safetensors"))
+    let checkpoint = CheckpointFolder::newest_of(&shared.options.state_dir, source).ok_or_else(missing)?;
+    Ok(Some(checkpoint.weights()?))
 }

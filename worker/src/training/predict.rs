@@ -8,7 +8,7 @@ use engram_neural::Model;
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_train::job::Rows;
 use engram_train::table::TableColumns;
-use engram_train::{Manifest, Trainer};
+use engram_train::{Ensemble, Manifest, Prediction};
 use std::sync::Arc;
 
 /// Most samples of one call.
@@ -38,17 +38,19 @@ pub(crate) async fn predict(
     let Some(model) = served.model() else { return Ok(None) };
     let rows = match &served.table {
         Some(table) => table_rows(table, request),
-        None => feature_rows(&model.model, request),
+        None => feature_rows(&model.models[0], request),
     };
     let rows = rows.map_err(invalid)?;
     let target = served.table.as_ref().map_or_else(String::new, |table| table.target.clone());
     let updates = model.updates;
     let predict = move || model.predict(&rows);
     let predictions = tokio::task::spawn_blocking(predict).await;
-    let predictions = predictions
+    let Prediction { values, deviations, members } = predictions
         .map_err(|error| Problem::of(ProblemKind::Unavailable, error.to_string()))?
         .map_err(|error| invalid(error.to_string()))?;
-    Ok(Some(v1::PredictResponse { predictions, updates, target }))
+    let members = members.into_iter().filter(|_| request.members);
+    let members = members.map(|predictions| v1::MemberPredictions { predictions }).collect();
+    Ok(Some(v1::PredictResponse { predictions: values, updates, target, deviations, members }))
 }
 
 /// Returns the inputs of samples with named columns.
@@ -85,10 +87,12 @@ async fn load(shared: &Arc<Shared>, run: RunId) -> Option<Arc<Served>> {
     let state_dir = shared.options.state_dir.clone();
     let load = move || {
         let (submitted_ms, checkpoint) = CheckpointFolder::newest_with_time(&state_dir, run)?;
-        let Manifest { spec, table, .. } = checkpoint.verify().ok()?;
-        let (trainer, _) = Trainer::restore(&spec, &checkpoint).ok()?;
+        let manifest = checkpoint.verify().ok()?;
+        let models = manifest.models();
+        let Manifest { spec, table, .. } = manifest;
+        let (trained, _) = Ensemble::restore(&spec, models, &checkpoint).ok()?;
         let served = Arc::new(Served::new(1, table));
-        served.set(&trainer, spec.loss.kind);
+        served.set(&trained, spec.loss.kind);
         Some((submitted_ms, served))
     };
     let (submitted_ms, served) = tokio::task::spawn_blocking(load).await.ok()??;

@@ -84,6 +84,8 @@ pub(super) struct GroupReduce<'a> {
     pub(super) planner: Option<&'a mut Planner>,
     /// Parts of the next steps, as the first rank planned them.
     pub(super) planned: Option<Shares>,
+    /// Reductions of moments so far: one per member of an ensemble.
+    pub(super) moments: u16,
     /// Time spent in reductions of moments.
     pub(super) waited: Duration,
     pub(super) cancel: &'a AtomicBool,
@@ -255,7 +257,8 @@ impl Reduce for GroupReduce<'_> {
         let started = Instant::now();
         let own: Vec<u8> = local.iter().flat_map(encode_moments).collect();
         let leaves = self.leaves;
-        let all = self.exchange(MOMENTS, &own, |rank| leaves(rank) * MOMENT_BYTES)?;
+        let all = self.exchange_chunk((MOMENTS, self.moments), &own, |rank| leaves(rank) * MOMENT_BYTES)?;
+        self.moments += 1;
         let mut total = Moments::default();
         for leaf in all.iter().flat_map(|bytes| bytes.chunks_exact(MOMENT_BYTES)) {
             total.add(&decode_moments(leaf));

@@ -1,9 +1,9 @@
 //! Weights for predictions: a copy that is replaced every few updates, while calls in progress finish with the old one.
 
 use engram_neural::{BatchError, LossKind, Model};
-use engram_train::Trainer;
-use engram_train::job::{Rows, predict};
+use engram_train::job::Rows;
 use engram_train::table::TableColumns;
+use engram_train::{Ensemble, Prediction, predict_all};
 use parking_lot::RwLock;
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ pub(super) struct Served {
 /// Weights at one step.
 #[derive(Debug)]
 pub(super) struct ServedModel {
-    pub(super) model: Model,
+    /// One, or the members of an ensemble.
+    pub(super) models: Vec<Model>,
     pub(super) loss: LossKind,
     /// Updates that the weights have seen.
     pub(super) updates: u64,
@@ -31,16 +32,17 @@ impl Served {
         Self { current: RwLock::new(None), every, table }
     }
 
-    pub(super) fn set(&self, trainer: &Trainer, loss: LossKind) {
-        let served = ServedModel { model: trainer.model().clone(), loss, updates: trainer.counters().updates };
+    pub(super) fn set(&self, trained: &Ensemble, loss: LossKind) {
+        let models = trained.members().iter().map(|member| member.model().clone()).collect();
+        let served = ServedModel { models, loss, updates: trained.counters().updates };
         *self.current.write() = Some(Arc::new(served));
     }
 
     /// Replaces the weights if enough updates have passed.
-    pub(super) fn update(&self, trainer: &Trainer, loss: LossKind) {
+    pub(super) fn update(&self, trained: &Ensemble, loss: LossKind) {
         let served = self.current.read().as_ref().map_or(0, |served| served.updates);
-        if trainer.counters().updates >= served + self.every {
-            self.set(trainer, loss);
+        if trained.counters().updates >= served + self.every {
+            self.set(trained, loss);
         }
     }
 
@@ -54,7 +56,7 @@ impl ServedModel {
     ///
     /// # Errors
     /// A feature is out of range.
-    pub(super) fn predict(&self, rows: &Rows) -> Result<Vec<f32>, BatchError> {
-        predict(&self.model, self.loss, rows)
+    pub(super) fn predict(&self, rows: &Rows) -> Result<Prediction, BatchError> {
+        predict_all(&self.models.iter().collect::<Vec<_>>(), self.loss, rows)
     }
 }

@@ -46,7 +46,7 @@ const NAMED_SAMPLES: usize = 8;
 /// The member's part of the batches of a step.
 #[derive(Debug, Default)]
 pub(super) struct StepData {
-    /// Rows of each batch.
+    /// Rows of each batch, of one model after the other.
     pub(super) batches: Vec<Rows>,
     /// Handles of the items, or numbers of the samples, of all batches in the order of the rows.
     pub(super) names: Vec<u64>,
@@ -189,7 +189,7 @@ impl Drop for Draws {
 }
 
 fn generated(job: &Job, model: &Model, data: &Dataset, step: u64, rows: &Range<usize>) -> StepData {
-    let samples = job.samples(data, step, rows);
+    let samples: Vec<Vec<usize>> = (0..job.ensemble).flat_map(|member| job.samples(member, data, step, rows)).collect();
     let batches = samples.iter().map(|samples| Rows::of(model, data, samples)).collect();
     StepData { batches, names: samples.iter().flatten().map(|sample| *sample as u64).collect() }
 }
@@ -243,14 +243,15 @@ async fn draw(
 ) -> Result<StepData, String> {
     let plan = job.buffer().ok_or("the source of the run is no buffer")?;
     let mut data = StepData::default();
-    for micro in 0..job.batches as u64 {
-        let number = step * job.batches as u64 + micro;
-        let draws = job.draws(number, &rows);
+    let batches = job.batches as u64;
+    let batches = (0..job.ensemble).flat_map(|member| (0..batches).map(move |micro| (member, step * batches + micro)));
+    for (member, number) in batches {
+        let draws = job.draws(member, number, &rows);
         if draws.is_empty() {
             data.batches.push(Rows::default());
             continue;
         }
-        let request = request(&job, plan, step, number);
+        let request = v1::SampleItemsRequest { seed: job.member_seed(member), ..request(&job, plan, step, number) };
         let batch = draw_batch(&buffers, request, &draws, &events).await?;
         let (rows, handles) = rows_of(plan, &batch, &draws)?;
         data.batches.push(rows);

@@ -12,7 +12,7 @@ use engram_neural::GradientSum;
 use engram_trace::{Span, record_child};
 use engram_train::job::Job;
 use engram_train::sharing::Planner;
-use engram_train::{Alone, LocalStep, SummationOrder, TrainError, Trainer};
+use engram_train::{Alone, Ensemble, EnsembleStep, SummationOrder, TrainError};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -73,7 +73,7 @@ impl Engine {
     /// Returns the data of the next step; `None` after a failure, which is reported, or when the member ends.
     fn part_data(&mut self, part: Part) -> Option<Arc<StepData>> {
         let (started, rows) = (Instant::now(), self.share(part).0);
-        let data = self.source.step_data(self.trainer.model(), self.trainer.counters().step, &rows);
+        let data = self.source.step_data(self.trained.first().model(), self.trained.counters().step, &rows);
         let progress = &mut self.meter.progress;
         // Generated samples are part of the computation.
         let seconds =
@@ -93,7 +93,7 @@ impl Engine {
     fn prepare_alone(&mut self, part: Part) -> bool {
         let Some(data) = self.part_data(part) else { return false };
         let (started, share) = (Instant::now(), self.share(part));
-        match prepare(&self.job, &data, &mut self.trainer, &share, &mut Alone) {
+        match prepare(&self.job, &data, &mut self.trained, &share, &mut Alone) {
             Ok(local) => {
                 let elapsed = started.elapsed();
                 self.kept = Some(Kept { local, part, data, nanoseconds: elapsed.as_nanos() as u64 });
@@ -200,6 +200,7 @@ impl Engine {
             own: OwnWork::default(),
             planner: self.planner.as_mut(),
             planned: None,
+            moments: 0,
             waited: Duration::ZERO,
             cancel: &generation.cancel,
             limit: self.connector.limit,
@@ -207,14 +208,14 @@ impl Engine {
         };
         if let Some(data) = data {
             let started = Instant::now();
-            let local = prepare(&job, &data, &mut self.trainer, &share, &mut reduce)?;
+            let local = prepare(&job, &data, &mut self.trained, &share, &mut reduce)?;
             let elapsed = started.elapsed().saturating_sub(reduce.waited);
             self.kept = Some(Kept { local, part, data, nanoseconds: elapsed.as_nanos() as u64 });
             self.meter.progress.compute_seconds += elapsed.as_secs_f64();
         }
         let kept = self.kept.as_ref().expect("the sums were computed above or before");
         reduce.own = OwnWork { rows: kept.data.names.len() as u64, nanoseconds: kept.nanoseconds };
-        let sum = engram_train::Reduce::gradient(&mut reduce, &kept.local.gradient).map_err(TrainError::Reduce)?;
+        let sum = engram_train::Reduce::gradient(&mut reduce, kept.local.gradient()).map_err(TrainError::Reduce)?;
         self.planned = reduce.planned;
         Ok(sum)
     }
@@ -256,6 +257,7 @@ impl Engine {
             own: OwnWork::default(),
             planner: None,
             planned: None,
+            moments: 0,
             waited: Duration::ZERO,
             cancel,
             limit: self.connector.limit,
@@ -279,16 +281,17 @@ impl Engine {
 fn prepare<R: engram_train::Reduce>(
     job: &Job,
     data: &StepData,
-    trainer: &mut Trainer,
+    trained: &mut Ensemble,
     (rows, order): &(Range<usize>, SummationOrder),
     reduce: &mut R,
-) -> Result<LocalStep, TrainError<R::Error>>
+) -> Result<EnsembleStep, TrainError<R::Error>>
 where
     R::Error: std::error::Error + 'static,
 {
+    let first = |at: usize| at % job.batches * job.batch + rows.start;
     let labeled: Result<Vec<_>, _> =
-        data.batches.iter().enumerate().map(|(micro, batch)| batch.labeled(micro * job.batch + rows.start)).collect();
-    trainer.prepare(&labeled?, order, reduce)
+        data.batches.iter().enumerate().map(|(at, batch)| batch.labeled(first(at))).collect();
+    trained.prepare(&labeled?, order, reduce)
 }
 
 /// Returns the failure of the transport within an error.

@@ -6,8 +6,8 @@ use crate::output::Table;
 use crate::target;
 use anyhow::Context as _;
 use engram_api::{Code, ExitCode};
-use engram_proto::v1::{PredictRequest, PredictSample};
-use serde_json::json;
+use engram_proto::v1::{MemberPredictions, PredictRequest, PredictResponse, PredictSample};
+use serde_json::{Value, json};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,9 @@ const MAX_BYTES: u64 = 256 << 20;
   echo 3,17,42 | engram predict metamodel --input - -o json
   engram predict prices --input houses.csv       of a model of a table: a header line with its columns, and a line per sample
 
-While the run trains, its weights are those of a few updates ago (serveEvery); afterwards those of its end.")]
+  engram predict metamodel --input sets.csv --members     of an ensemble: also the predictions of each model
+
+Of an ensemble the prediction is the mean over its models, with the standard deviation. While the run trains, its weights are those of a few updates ago (serveEvery); afterwards those of its end.")]
 pub(crate) struct Predict {
     /// Name of the run
     #[arg(value_name = "RUN")]
@@ -31,6 +33,9 @@ pub(crate) struct Predict {
     /// File with one sample per line: the numbers of its features, separated by commas, or a table with a header line; `-` is stdin
     #[arg(long, value_name = "FILE.csv")]
     input: PathBuf,
+    /// Also print the predictions of each model of an ensemble
+    #[arg(long)]
+    members: bool,
 }
 
 /// Samples of a file.
@@ -44,22 +49,48 @@ struct Samples {
 pub(crate) async fn run(arguments: &Predict, context: &Context) -> anyhow::Result<ExitCode> {
     let Samples { columns, samples } = samples(&read(&arguments.input)?)?;
     let client = target::connect(context).await?;
-    let (mut predictions, mut target) = (Vec::with_capacity(samples.len()), String::new());
+    let mut all = PredictResponse::default();
     for chunk in samples.chunks(CALL_SAMPLES) {
-        let (name, columns) = (arguments.run.clone(), columns.clone());
-        let reply = client.predict(PredictRequest { name, samples: chunk.to_vec(), columns }).await?;
-        predictions.extend(reply.predictions);
-        target = reply.target;
+        let (name, columns, members) = (arguments.run.clone(), columns.clone(), arguments.members);
+        append(&mut all, client.predict(PredictRequest { name, samples: chunk.to_vec(), columns, members }).await?);
     }
-    let name = if target.is_empty() { "prediction" } else { &*target };
-    let mut table = Table::new(&[">sample", &format!(">{name}")]);
-    let mut items = Vec::with_capacity(predictions.len());
-    for (sample, prediction) in predictions.into_iter().enumerate() {
-        table.row([sample.to_string(), prediction.to_string()]);
-        items.push(json!({ "sample": sample, name: prediction }));
-    }
+    let (items, table) = rows(&all);
     context.output.list(&items, &table)?;
     Ok(ExitCode::Ok)
+}
+
+/// Appends the predictions of further samples.
+fn append(all: &mut PredictResponse, next: PredictResponse) {
+    all.members.resize_with(next.members.len(), MemberPredictions::default);
+    all.members.iter_mut().zip(next.members).for_each(|(all, next)| all.predictions.extend(next.predictions));
+    all.predictions.extend(next.predictions);
+    all.deviations.extend(next.deviations);
+    all.target = next.target;
+}
+
+/// Returns the predictions as objects and as a table.
+fn rows(all: &PredictResponse) -> (Vec<Value>, Table) {
+    let name = if all.target.is_empty() { "prediction" } else { &*all.target };
+    let mut headers = vec![">sample".to_owned(), format!(">{name}")];
+    headers.extend((!all.deviations.is_empty()).then(|| ">deviation".to_owned()));
+    headers.extend((0..all.members.len()).map(|member| format!(">member {member}")));
+    let mut table = Table::new(&headers.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut items = Vec::with_capacity(all.predictions.len());
+    for (sample, prediction) in all.predictions.iter().enumerate() {
+        let deviation = all.deviations.get(sample);
+        let members: Vec<f32> = all.members.iter().filter_map(|it| it.predictions.get(sample)).copied().collect();
+        let cells = [sample.to_string(), prediction.to_string()].into_iter();
+        table.row(cells.chain(deviation.into_iter().chain(&members).map(ToString::to_string)));
+        let mut item = json!({ "sample": sample, name: prediction });
+        if let Some(deviation) = deviation {
+            item["deviation"] = json!(deviation);
+        }
+        if !members.is_empty() {
+            item["members"] = json!(members);
+        }
+        items.push(item);
+    }
+    (items, table)
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {

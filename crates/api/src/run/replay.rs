@@ -72,6 +72,16 @@ pub struct ReplayRun {
     #[serde(default = "default_seed")]
     pub seed: u64,
 
+    /// Independent models that are trained together, 1 to 16. Each has its own initial parameters, dropout and batches, which follow from `seed` and
+    /// its number; predictions are the mean over all, with their standard deviation.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 16))]
+    pub ensemble: u64,
+
+    /// Logical devices of each worker, which share its part of a batch; absent means none. Results have the same bits with the same `microBatches`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallelism: Option<ReplayParallelism>,
+
     /// Layers whose parameters keep their values, such as `layers.0` for the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 64)), extend("uniqueItems" = true))]
@@ -500,6 +510,30 @@ pub struct ReplayBalance {
 impl Default for ReplayBalance {
     fn default() -> Self {
         Self { every: 100, max_ratio: 2.0 }
+    }
+}
+
+/// Logical devices of a worker: pipelines of stages. A stage is a thread with some of the operations of the model, cut by measured time;
+/// micro-batches move through the stages, one forward, one backward.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ReplayParallelism {
+    /// Pipelines of each worker, 1 to 16. Each computes a part of the micro-batches.
+    #[schemars(range(min = 1, max = 16))]
+    pub data: u64,
+    /// Stages of each pipeline, 1 to 16, at most the layers of the model.
+    #[schemars(range(min = 1, max = 16))]
+    pub pipeline: u64,
+    /// Parts of each batch of a worker, a power of two from 1 to 256; absent means 4, and 64 for the whole batch with `order: PartitionInvariant`, which
+    /// allows no other number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 256))]
+    pub micro_batches: Option<u64>,
+}
+
+impl Default for ReplayParallelism {
+    fn default() -> Self {
+        Self { data: 1, pipeline: 1, micro_batches: None }
     }
 }
 
