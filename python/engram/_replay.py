@@ -331,7 +331,8 @@ class ReplayBuffer(OpenedBuffer):
     def dataset(self, *, fields: Sequence[str] | None = None, batches: int | None = None) -> Any:
         """Returns a ``torch.utils.data.IterableDataset`` of batches, for a ``DataLoader`` with ``batch_size=None``.
 
-        Its worker processes get disjoint parts of each draw.
+        Its worker processes get disjoint parts of each draw. They are forked: where another start method is the default, as after an import
+        of TorchRL, pass ``multiprocessing_context="fork"``.
         """
         from .torch import BufferDataset
 

@@ -231,7 +231,8 @@ def test_workers_of_a_data_loader_draw_tensors(db: engram.Database) -> None:
 
     buffer = TensorBuffer(db, "loader", capacity=1_000, batch_size=8)
     buffer.extend({"x": np.arange(100.0)})
-    loader = torch.utils.data.DataLoader(buffer.dataset(batches=2), batch_size=None, num_workers=2)
+    # Other packages, TorchRL among them, change the start method of this process.
+    loader = torch.utils.data.DataLoader(buffer.dataset(batches=2), batch_size=None, num_workers=2, multiprocessing_context="fork")
     batches = list(loader)
     assert [type(batch["x"]) for batch in batches] == [torch.Tensor] * 4
     assert all(batch["x"].shape == (8,) for batch in batches)
