@@ -7,7 +7,7 @@ use super::Check;
 use super::chart::DASHBOARDS;
 use super::faults::install::operator;
 use super::helpers::{WHILE, is_ready, uid};
-use super::{gpu, in_pod, orders, runs};
+use super::{gpu, in_pod, orders, runs, traces};
 use crate::cluster::Cluster;
 use crate::process::{self, Ended, until};
 use crate::requirements::Skip;
@@ -45,12 +45,14 @@ pub(super) const DENIED: i32 = 7;
 pub(super) fn checks() -> Vec<Check> {
     vec![
         Check { name: "two operators start from the chart", run: operator },
+        Check { name: "an upgrade with an endpoint enables traces", run: traces::enabled },
         Check { name: "a cluster is Ready", run: begins },
         // While it holds nothing: what is learned is compared to the bit.
         Check { name: "a run whose driver's node is killed learns what it would have", run: runs::moves },
         Check { name: "a run learns from a ConfigMap, and stops when it is deleted", run: runs::stops },
         Check { name: "kubectl engram says of it what its object says", run: status },
         Check { name: "memories written through the API server are what a worker serves", run: memories },
+        Check { name: "traces of operators and workers arrive in Jaeger", run: traces::arrive },
         Check { name: "what a worker's devices do is recorded from outside", run: profiled },
         Check { name: "inside a pod it finds them by the account of the pod", run: inside_a_pod },
         Check { name: "a run is followed to its end", run: follows },
@@ -69,7 +71,7 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 /// `engram` next to this program, under one of its names.
-fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
+pub(super) fn program(cluster: &Cluster, name: &str) -> Result<PathBuf> {
     let built = std::env::current_exe()?.with_file_name("engram");
     if !built.is_file() {
         return Err(Skip(format!("there is no {}: `cargo xtask kubernetes` builds it", built.display())).into());
@@ -386,7 +388,7 @@ fn figures(cluster: &Cluster) -> Result<String> {
 }
 
 /// Figures that rules name. No other word of an expression begins as they do.
-fn named(rules: &str) -> BTreeSet<&str> {
+pub(super) fn named(rules: &str) -> BTreeSet<&str> {
     let lines = rules.lines().filter(|line| !line.contains("description") && !line.trim_start().starts_with('#'));
     let words = lines.flat_map(|line| line.split(|it: char| !it.is_ascii_alphanumeric() && it != '_'));
     words.filter(|word| word.starts_with("engram_")).collect()

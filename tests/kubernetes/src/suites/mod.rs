@@ -20,6 +20,7 @@ mod registry;
 mod rules;
 mod runs;
 mod smoke;
+mod traces;
 
 use crate::cluster::{Cluster, Options};
 use crate::requirements::Skip;
