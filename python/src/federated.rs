@@ -6,7 +6,7 @@ use crate::convert;
 use crate::error;
 use crate::runtime::Threads;
 use engram_api::Code;
-use engram_participant::{Assignment, ClientKeys, Error, ModelKey, Next};
+use engram_participant::{Assignment, ClientKeys, Error, ModelKey, Next, Training};
 use engram_proto::v1::FederatedRefusalReason as Reason;
 use numpy::{IntoPyArray as _, PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
@@ -82,6 +82,11 @@ impl FederatedTask {
     fn model<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f32>> {
         self.0.model.to_vec().into_pyarray(py)
     }
+
+    /// SCAFFOLD: what a local step adds to its gradient.
+    fn correction<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<f32>>> {
+        self.0.correction.clone().map(|correction| correction.into_pyarray(py))
+    }
 }
 
 #[pymethods]
@@ -129,18 +134,20 @@ impl Participant {
     }
 
     /// Sends an update; returns whether it was acknowledged before.
-    #[pyo3(signature = (task, update, samples, *, loss=None, timeout=None))]
+    #[pyo3(signature = (task, update, samples, *, loss=None, rate_sum=None, timeout=None))]
     fn submit(
         &self,
         task: &FederatedTask,
         update: PyReadonlyArray1<'_, f32>,
         samples: u64,
         loss: Option<f64>,
+        rate_sum: Option<f64>,
         timeout: Option<f64>,
     ) -> PyResult<Call> {
         let (participant, task) = (Arc::clone(self.native()), task.0.task.clone());
         let update = update.as_slice()?.to_vec();
-        let submit = async move { Ok(participant.submit(&task, &update, samples, loss).await) };
+        let training = Training { samples, loss, rate_sum };
+        let submit = async move { Ok(participant.submit_training(&task, &update, training).await) };
         Ok(Call::new(&self.threads, timeout, submit, |py, submitted| {
             convert::object(py, submitted.map_err(|failure| of_participant(py, &failure))?)
         }))

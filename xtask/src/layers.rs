@@ -14,7 +14,7 @@ const LAYERS: [&[&str]; 7] = [
     &["store", "client", "mapstore", "train", "geodesic", "federated", "devices"],
     &["learn", "coordinator", "faults", "simulation", "snapshot", "participant"],
     // Helpers of tests: everything below uses them as a dev-dependency only.
-    &["worker", "operator", "testing"],
+    &["worker", "operator", "testing", "edge"],
     &["cli", "python", "tests", "kubernetes-tests", "benchmarks", "fuzz", "xtask", "network-simulation", "gpu-check"],
 ];
 

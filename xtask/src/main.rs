@@ -4,12 +4,15 @@
 //! processes do all work, and their output is shown immediately; no library of the workspace is linked, so that this builds in seconds.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod architecture;
 mod bench;
 mod chaos;
 mod ci;
 mod deny;
 #[cfg(test)]
 mod documented;
+mod edge;
 mod example_data;
 mod fuzz;
 mod generate;
@@ -63,6 +66,10 @@ enum Command {
     Deny,
     /// Write a bill of materials for each shipped program, as CycloneDX 1.5, under target/sbom
     Sbom(sbom::Options),
+    /// Build engram-edge, the program for devices of federated runs: one small static file
+    ///
+    /// Checks that it needs no library of the device, and prints its size. It is under target/<architecture>-unknown-linux-gnu/edge.
+    Edge,
     /// Run every test and print "N passed, N failed, N skipped"
     ///
     /// Runs unit, property and documentation tests first; then builds the `engram` binary once, and runs the tests of package engram-tests,
@@ -133,6 +140,7 @@ fn main() -> ExitCode {
         Command::Lint => lint(),
         Command::Deny => deny::run(),
         Command::Sbom(options) => sbom::run(&options),
+        Command::Edge => edge::run(),
         Command::Test(options) => test::run(&options),
         Command::Ci(options) => ci::run(&options),
         Command::Generate { check } => generate::run(check),

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use engram_client::{Client, Options};
+use engram_federated::service::{digest, digest_of_chunks};
 use engram_participant::{ClientKeys, Next, Participant};
 use engram_proto::v1;
 use serde_json::json;
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::processes::Cluster;
@@ -24,9 +26,9 @@ use crate::row::{Budget, Figure, Row};
 const PARAMETERS: usize = 10_000;
 /// Rounds that are measured, after one that is not.
 const ROUNDS: u64 = 8;
-/// Parameters of the slow client's model: the largest that is supported.
+/// Parameters of the slow client's model, the largest that is supported: an update of 1 GiB.
 const LARGE: usize = engram_federated::job::MAX_PARAMETERS;
-/// Bytes of a chunk, and the pause of the slow client after each.
+/// Bytes of a chunk, and the pause of the slow client after each, until it is cut.
 const CHUNK: usize = 1 << 20;
 const SLOW: Duration = Duration::from_millis(250);
 /// Small updates that are sent alongside a slow upload.
@@ -174,29 +176,45 @@ async fn take_part(participant: Participant, is_marker: bool) -> Result<(u64, Ve
     }
 }
 
-/// A client that uploads the largest update in chunks with pauses, and is cut in the middle; others send small updates meanwhile.
+/// A client that uploads the largest update in chunks with pauses, and is cut; others send small updates meanwhile.
 async fn slow_upload(cluster: &Cluster) -> Result<Vec<Row>> {
     let client = connect(cluster).await?;
     let alone = small_updates(cluster, &client, "alone").await?;
+    let idle_mib = cluster.resident_mib()?;
     submit(&client, "large", LARGE, 1, 1).await?;
     let slow = Arc::new(SlowClient::check_in(connect(cluster).await?).await?);
-    let chunks = slow.update.len().div_ceil(CHUNK) as u32;
+    let (cut, is_cut) = watch::channel(false);
     let uploading = {
         let slow = Arc::clone(&slow);
-        let cut = chunks / 2;
-        tokio::spawn(async move { slow.upload(0, cut).await })
+        tokio::spawn(async move {
+            let mut next = 0;
+            while !*is_cut.borrow() && next + 1 < slow.chunks() {
+                next = slow.chunk(Some(next)).await?;
+                tokio::time::sleep(SLOW).await;
+            }
+            anyhow::Ok(next)
+        })
     };
     let alongside = small_updates(cluster, &client, "alongside").await?;
-    let cut = uploading.await??;
+    cut.send_replace(true);
+    let sent = uploading.await??;
     // The connection is cut: another one asks what is missing.
     let resumed = slow.on(connect(cluster).await?);
-    let next = resumed.chunk(None).await?;
-    ensure!(next == cut, "the upload resumes at chunk {next} instead of {cut}");
-    resumed.upload(next, chunks).await?;
+    let mut next = resumed.chunk(None).await?;
+    ensure!(next == sent, "the upload resumes at chunk {next} instead of {sent}");
+    let mut most_mib: f64 = 0.0;
+    while next < resumed.chunks() {
+        next = resumed.chunk(Some(next)).await?;
+        most_mib = most_mib.max(cluster.resident_mib()?);
+    }
     resumed.commit().await?;
+    while !has_succeeded(&client, "large").await? {
+        most_mib = most_mib.max(cluster.resident_mib()?);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     let row = |figure| {
         Row::lower(
-            "small update, check-in to acknowledgement, alongside a slow upload of 16 MiB: 99 of 100",
+            "small update, check-in to acknowledgement, alongside a slow upload of 1 GiB: 99 of 100",
             SMALL as u32,
             "ms",
             figure,
@@ -206,7 +224,16 @@ async fn slow_upload(cluster: &Cluster) -> Result<Vec<Row>> {
         row(alongside)
             .with_peer("alone", alone)
             .with_budgets([Budget::Ratio { peer: "alone".to_owned(), at_least: 0.5 }]),
+        Row::lower("server memory for an update of 1 GiB", 1, "MiB", measure::once(most_mib - idle_mib)),
     ])
+}
+
+/// Whether a run has succeeded.
+async fn has_succeeded(client: &Client, name: &str) -> Result<bool> {
+    let runs = client.list_runs().await?;
+    let run = runs.iter().find(|run| run.name == name).context("the run is not listed")?;
+    ensure!(run.phase() != v1::RunPhase::Failed, "the run failed: {}", run.message);
+    Ok(run.phase() == v1::RunPhase::Succeeded)
 }
 
 /// Returns the 99th percentile of small updates of one run, in which clients take part independently.
@@ -262,7 +289,7 @@ impl SlowClient {
     async fn check_in(client: Client) -> Result<Self> {
         let caller =
             v1::FederatedCaller { run: "large".to_owned(), client: "slow".to_owned(), secret: vec![7; 32].into() };
-        for _ in 0..10 {
+        for _ in 0..60 {
             let request =
                 v1::CheckInRequest { caller: Some(caller.clone()), wait_ms: 5_000, identity_key: Vec::new().into() };
             let answer = client.federated_check_in(request).await?;
@@ -272,6 +299,10 @@ impl SlowClient {
             }
         }
         bail!("the slow client received no task")
+    }
+
+    fn chunks(&self) -> u32 {
+        self.update.len().div_ceil(CHUNK) as u32
     }
 
     /// The same client on another connection.
@@ -297,24 +328,16 @@ impl SlowClient {
         Ok(answer.next)
     }
 
-    /// Sends the chunks from `next` to before `end`, with pauses.
-    async fn upload(&self, mut next: u32, end: u32) -> Result<u32> {
-        while next < end {
-            next = self.chunk(Some(next)).await?;
-            tokio::time::sleep(SLOW).await;
-        }
-        Ok(next)
-    }
-
     async fn commit(&self) -> Result<()> {
-        let digest = engram_federated::service::digest(&self.update);
+        let chunks: Vec<_> = self.update.chunks(CHUNK).map(digest).collect();
+        let digest = digest_of_chunks(&chunks);
         let request = v1::CommitUpdateRequest {
             caller: Some(self.caller.clone()),
             task: self.task,
             nonce: 1,
             digest: digest.to_vec().into(),
             samples: 1,
-            loss: None,
+            ..v1::CommitUpdateRequest::default()
         };
         let answer = self.client.federated_commit(request).await?;
         ensure!(answer.refusal.is_none() && !answer.repeated, "the update was not accepted: {:?}", answer.refusal);

@@ -54,7 +54,7 @@ pub(crate) enum Command {
     Data(Data),
     #[command(subcommand)]
     Federated(federated::Federated),
-    Edge(edge::Edge),
+    Edge(engram_edge::Edge),
     Tune(tune::Tune),
     Validate(validate::Validate),
     Config(config::Config),

@@ -16,7 +16,7 @@ impl InvalidInput {
     /// Returns the refusal of `value` in `field`.
     #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers")]
     pub fn new(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
-        Self { field, value: value.to_string(), allowed: allowed.into() }
+        Self { field, value: shorten(value.to_string()), allowed: allowed.into() }
     }
 }
 
@@ -31,4 +31,12 @@ pub(crate) fn require(
     allowed: &str,
 ) -> Result<(), InvalidInput> {
     if holds { Ok(()) } else { Err(InvalidInput::new(field, value, allowed)) }
+}
+
+/// Shortens the text of a very large or small float, which has hundreds of digits.
+fn shorten(text: String) -> String {
+    match text.parse::<f64>() {
+        Ok(value) if text.len() > 24 => format!("{value:e}"),
+        _ => text,
+    }
 }

@@ -9,11 +9,18 @@ use crate::privacy::clipping::AdaptiveClip;
 use crate::privacy::{Combination, Mechanism, Sampling};
 use crate::random::{derive, stream, unit};
 use crate::round::{Mode, RoundSettings};
-use crate::strategy::{AdaptiveSettings, Aggregator, Strategy};
+use crate::strategy::{AdaptiveSettings, Aggregator, BlockAggregator, Strategy};
 
-/// Most parameters of a model, shared and local ones. Models and updates are records of the run's partition, which are in memory: a record holds
-/// 64 MiB and a partition 256 MiB, and two versions of the model with the updates of a round have to fit.
-pub const MAX_PARAMETERS: usize = 1 << 22;
+/// Most parameters of a model, shared and local ones: an update has 1 GiB.
+pub const MAX_PARAMETERS: usize = 1 << 28;
+/// Most shared parameters of a model that is held in memory. Such models and updates are records of the run's partition: a record holds 64 MiB and
+/// a partition 256 MiB, and two versions of the model with the updates of a round have to fit. Larger ones are items of a buffer, on disk, and are
+/// aggregated block by block.
+pub const MAX_PARAMETERS_IN_MEMORY: usize = 1 << 22;
+/// Most bytes of the updates of one round of a model that is on disk: half of what the buffer holds in a partition.
+pub const MAX_ROUND_BYTES_ON_DISK: u64 = 32 << 30;
+/// Parameters of a block: a chunk of 1 MiB.
+pub const BLOCK_PARAMETERS: usize = 1 << 18;
 /// Most bytes of a model with what its strategy remembers: they are one record, of 64 MiB with its framing.
 pub const MAX_VERSION_BYTES: u64 = 60 << 20;
 /// Most bytes of the updates of one round that are kept until they are aggregated.
@@ -78,7 +85,7 @@ impl Job {
     /// A setting is out of its range, or settings cannot be combined.
     pub fn new(name: &str, run: &FederatedRun) -> Result<Self, InvalidInput> {
         let layout = layout(run)?;
-        let strategy = strategy(&run.strategy);
+        let strategy = strategy(&run.strategy, run.clients.population);
         strategy.validate()?;
         let clients = &run.clients;
         let (population, per_round) = (clients.population, clients.per_round);
@@ -117,6 +124,7 @@ impl Job {
             run: run.clone(),
         };
         job.check()?;
+        job.check_bytes()?;
         Ok(job)
     }
 
@@ -162,10 +170,21 @@ impl Job {
             let allowed = format!("at most {MAX_MASKED_BYTES} bytes of masked updates per round");
             require(bytes <= MAX_MASKED_BYTES, "clients.perRound", format!("{per_round} masked updates"), &allowed)?;
         }
-        let per_parameter = if self.strategy.has_moments() { 20 } else { 4 };
-        let bytes = per_parameter * self.parameters() as u64;
-        let allowed = format!("at most {MAX_VERSION_BYTES} bytes of a model and what its strategy remembers");
-        require(bytes <= MAX_VERSION_BYTES, "model.layers", format!("{bytes} bytes"), &allowed)?;
+        Ok(())
+    }
+
+    /// Checks what the model and the updates of a round occupy.
+    fn check_bytes(&self) -> Result<(), InvalidInput> {
+        if self.is_on_disk() {
+            let value = format!("{} shared parameters", self.parameters());
+            let allowed = format!(
+                "at most {MAX_PARAMETERS_IN_MEMORY}; more with FedAvg, FedProx or FedBuff, without privacy, secureAggregation and Int8"
+            );
+            let is_plain = self.privacy.is_none() && self.secure.is_none() && !self.is_quantized();
+            require(is_plain && BlockAggregator::supports(&self.strategy), "model.layers", value, &allowed)?;
+        } else {
+            self.check_version_bytes()?;
+        }
         let updates = match self.rounds.mode {
             Mode::Synchronous { target, over_selection_percent, .. } => {
                 crate::selection::over_selected(target, over_selection_percent) as u64
@@ -174,14 +193,20 @@ impl Job {
             Mode::Buffered { concurrency, buffer } => u64::from(concurrency) + u64::from(buffer),
         };
         let bytes = if self.secure.is_some() { 0 } else { updates * self.update_bytes() };
-        let allowed =
-            format!("at most {MAX_ROUND_BYTES} bytes of updates per round: fewer clients, or a smaller model");
-        require(
-            bytes <= MAX_ROUND_BYTES,
-            "clients",
-            format!("{updates} updates of {} bytes", self.update_bytes()),
-            &allowed,
-        )
+        let most = if self.is_on_disk() { MAX_ROUND_BYTES_ON_DISK } else { MAX_ROUND_BYTES };
+        let allowed = format!("at most {most} bytes of updates per round: fewer clients, or a smaller model");
+        require(bytes <= most, "clients", format!("{updates} updates of {} bytes", self.update_bytes()), &allowed)
+    }
+
+    fn check_version_bytes(&self) -> Result<(), InvalidInput> {
+        let per_parameter = match self.strategy {
+            Strategy::Scaffold { population, .. } => 12 + 4 * population,
+            _ if self.strategy.has_moments() => 20,
+            _ => 4,
+        };
+        let bytes = per_parameter * self.parameters() as u64;
+        let allowed = format!("at most {MAX_VERSION_BYTES} bytes of a model and what its strategy remembers");
+        require(bytes <= MAX_VERSION_BYTES, "model.layers", format!("{bytes} bytes"), &allowed)
     }
 
     fn check_adaptive_clip(&self, privacy: &PrivacySettings) -> Result<(), InvalidInput> {
@@ -209,6 +234,12 @@ impl Job {
                 Ok(aggregator.with_adaptive_clip(AdaptiveClip::starting_at(privacy.clip, privacy.expected)?))
             }
         }
+    }
+
+    /// Whether models and updates are on disk, and are aggregated block by block.
+    #[must_use]
+    pub fn is_on_disk(&self) -> bool {
+        self.parameters() > MAX_PARAMETERS_IN_MEMORY
     }
 
     /// Whether clients download the model as 8-bit integers.
@@ -253,19 +284,23 @@ impl Job {
     /// The initial shared parameters: the same for the same seed.
     #[must_use]
     pub fn initial_model(&self) -> Vec<f32> {
+        self.initial_values().collect()
+    }
+
+    /// The initial shared parameters, one after the other.
+    pub fn initial_values(&self) -> impl Iterator<Item = f32> {
         let seed = derive(&self.run.seed.to_le_bytes(), &[b"initial parameters"]);
-        let mut model = Vec::with_capacity(self.parameters());
-        for (number, layer) in self.run.model.layers.iter().enumerate().filter(|(_, layer)| !layer.local) {
+        let layers = self.run.model.layers.iter().enumerate().filter(|(_, layer)| !layer.local);
+        layers.flat_map(move |(number, layer)| {
             let count = layer.shape.iter().product::<u64>();
             let outputs = layer.shape.last().copied().unwrap_or(1);
             let limit = (6.0 / (count / outputs + outputs) as f64).sqrt();
             let mut rng = stream(&seed, "layer", number as u64);
-            model.extend((0..count).map(|_| match layer.init {
+            (0..count).map(move |_| match layer.init {
                 FederatedInit::Zeros => 0.0,
                 FederatedInit::GlorotUniform => ((2.0 * unit(&mut rng) - 1.0) * limit) as f32,
-            }));
-        }
-        model
+            })
+        })
     }
 }
 
@@ -284,7 +319,7 @@ fn layout(run: &FederatedRun) -> Result<Layout, InvalidInput> {
     Layout::new(layers)
 }
 
-fn strategy(strategy: &FederatedStrategy) -> Strategy {
+fn strategy(strategy: &FederatedStrategy, population: u64) -> Strategy {
     let defaults = AdaptiveSettings::default();
     let adaptive = AdaptiveSettings {
         eta: strategy.rate.unwrap_or(defaults.eta),
@@ -298,6 +333,7 @@ fn strategy(strategy: &FederatedStrategy) -> Strategy {
         FederatedStrategyKind::FedAdam => Strategy::FedAdam(adaptive),
         FederatedStrategyKind::FedYogi => Strategy::FedYogi(adaptive),
         FederatedStrategyKind::FedAdagrad => Strategy::FedAdagrad(adaptive),
+        FederatedStrategyKind::Scaffold => Strategy::Scaffold { server_rate: strategy.rate.unwrap_or(1.0), population },
         FederatedStrategyKind::FedBuff => Strategy::FedBuff { server_rate: strategy.rate.unwrap_or(1.0) },
         FederatedStrategyKind::Median => Strategy::Median,
         FederatedStrategyKind::TrimmedMean => Strategy::TrimmedMean { beta: strategy.trim.unwrap_or(0.1) },
@@ -358,7 +394,7 @@ pub(crate) mod tests {
     fn specifications_that_cannot_work_are_refused_with_the_field() {
         let field = |fields: &str| Job::new("a", &run(fields)).unwrap_err().field;
         assert_eq!(field(r#"{"clients":{"population":3,"perRound":4}}"#), "clients.perRound");
-        assert_eq!(field(r#"{"model":{"layers":[{"name":"w","shape":[4194304,2]}]}}"#), "model.layers");
+        assert_eq!(field(r#"{"model":{"layers":[{"name":"w","shape":[4194304,65]}]}}"#), "model.layers");
         assert_eq!(field(r#"{"secureAggregation":{},"strategy":{"kind":"Median"}}"#), "secureAggregation");
         assert_eq!(field(r#"{"secureAggregation":{},"strategy":{"kind":"FedBuff"}}"#), "secureAggregation");
         assert_eq!(field(r#"{"privacy":{"epsilon":1,"delta":0.2,"noiseMultiplier":1,"clip":1}}"#), "delta");
@@ -375,7 +411,31 @@ pub(crate) mod tests {
         let large =
             r#"{"model":{"layers":[{"name":"w","shape":[1048576]}]},"clients":{"population":100,"perRound":50}}"#;
         assert_eq!(field(large), "clients");
+        let variates = r#"{"model":{"layers":[{"name":"w","shape":[1048576]}]},"strategy":{"kind":"Scaffold"},
+            "clients":{"population":20,"perRound":4}}"#;
+        assert_eq!(field(variates), "model.layers", "a control variate per client");
         let job = Job::new("a", &run(r#"{"clients":{"population":20,"perRound":10,"overSelection":25}}"#)).unwrap();
         assert_eq!(job.rounds.mode, Mode::Synchronous { target: 10, minimum: 5, over_selection_percent: 25 });
+    }
+
+    #[test]
+    fn models_that_do_not_fit_into_memory_are_plain_weighted_means() {
+        let with = |fields: &str| {
+            let layers = r#""model":{"layers":[{"name":"w","shape":[4194304,2]}]}"#;
+            Job::new("a", &run(&format!("{{{layers}{fields}}}")))
+        };
+        for kind in ["FedAvg", "FedProx", "FedBuff"] {
+            assert!(with(&format!(r#","strategy":{{"kind":"{kind}"}}"#)).unwrap().is_on_disk());
+        }
+        for fields in [
+            r#","strategy":{"kind":"Median"}"#,
+            r#","strategy":{"kind":"FedAdam"}"#,
+            r#","modelEncoding":"Int8""#,
+            r#","privacy":{"epsilon":9,"delta":0.01,"noiseMultiplier":1,"clip":1}"#,
+        ] {
+            assert_eq!(with(fields).unwrap_err().field, "model.layers", "{fields}");
+        }
+        let many = r#","clients":{"population":10000,"perRound":2000}"#;
+        assert_eq!(with(many).unwrap_err().field, "clients");
     }
 }

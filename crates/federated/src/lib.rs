@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aggregation;
+mod content;
 pub mod error;
 pub mod job;
 pub mod model;

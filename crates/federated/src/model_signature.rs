@@ -23,6 +23,12 @@ pub fn model_key(secret: &Seed) -> PublicKeyBytes {
     verifying_key(&signing_seed(secret))
 }
 
+/// Name under which the correction of a client is signed as a model is; names of runs have no `/`.
+#[must_use]
+pub fn correction_name(run: &str, client: &str) -> String {
+    format!("{run}/{client}")
+}
+
 /// Signs the digest of what clients download as a version of a run.
 #[must_use]
 pub fn sign_model(secret: &Seed, run: &str, version: u64, model: &Digest) -> Vec<u8> {

@@ -5,12 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ring::digest::{SHA256, digest as ring_digest};
 use serde::{Deserialize, Serialize};
 
+pub use crate::content::{
+    DigestStream, check_chunk, decode_update, decode_values, digest, digest_of_chunks, encode_values,
+};
 use crate::error::{InvalidInput, require};
 use crate::job::Job;
-use crate::model::{ClientId, Update, check_vector};
+use crate::model::{ClientId, Update};
 use crate::privacy::budget::Budget;
 use crate::random::{Seed, derive};
 use crate::round::{Action, Batch, Contribution, Digest, Event, Refusal, Rounds, Task, UploadedUpdate};
@@ -24,14 +26,6 @@ fn require_client_name(name: &str) -> Result<(), InvalidInput> {
     let is_letter = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit() || b"-.".contains(&letter);
     let holds = (1..=64).contains(&name.len()) && name.bytes().all(is_letter);
     require(holds, "client", format!("{name:?}"), "1 to 64 characters of a-z, 0-9, - and .")
-}
-
-/// Returns the SHA-256 of a content.
-#[must_use]
-pub fn digest(content: &[u8]) -> Digest {
-    let mut bytes = [0; 32];
-    bytes.copy_from_slice(ring_digest(&SHA256, content).as_ref());
-    bytes
 }
 
 /// An enrolled client.
@@ -51,6 +45,8 @@ pub struct Report {
     pub samples: u64,
     /// Loss of the downloaded model on the client's data.
     pub loss: Option<f64>,
+    /// Sum of the local step sizes: SCAFFOLD only.
+    pub rate_sum: Option<f64>,
 }
 
 /// Why a request was refused; nothing changed.
@@ -294,6 +290,8 @@ impl Service {
         require(report.samples > 0, "samples", report.samples, "at least 1")?;
         let loss = report.loss.unwrap_or_default();
         require(loss.is_finite(), "loss", loss, "a finite number")?;
+        let rate_sum = report.rate_sum.unwrap_or(1.0);
+        require(rate_sum > 0.0 && rate_sum.is_finite(), "rate_sum", rate_sum, "above 0")?;
         let update = UploadedUpdate { run: run.to_owned(), client, task, digest };
         let actions = self.rounds.step(Event::Upload(update), now_millis);
         if actions
@@ -320,31 +318,6 @@ impl Service {
         self.counted += batch.contributions.len() as u64;
         (reports, self.step(Event::Aggregated { batch: batch.number, model }, now_millis))
     }
-}
-
-/// Decodes the content of an update: 32-bit little-endian floats.
-///
-/// # Errors
-/// It has another length or another digest, or a value that is not finite.
-pub fn decode_update(content: &[u8], parameters: usize, expected: &Digest) -> Result<Vec<f32>, InvalidInput> {
-    let bytes = 4 * parameters;
-    require(content.len() == bytes, "update", format!("{} bytes", content.len()), &format!("{bytes} bytes"))?;
-    require(digest(content) == *expected, "digest", "another one", "the SHA-256 of the uploaded content")?;
-    let values = decode_values(content);
-    check_vector("update", &values, parameters)?;
-    Ok(values)
-}
-
-/// Decodes 32-bit little-endian floats; bytes after the last whole one are left out.
-#[must_use]
-pub fn decode_values(content: &[u8]) -> Vec<f32> {
-    content.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-}
-
-/// Encodes values as 32-bit little-endian floats.
-#[must_use]
-pub fn encode_values(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 /// Returns the update of a contribution.
@@ -382,7 +355,7 @@ mod tests {
         assigned.collect()
     }
 
-    const REPORT: Report = Report { nonce: 1, samples: 5, loss: Some(0.5) };
+    const REPORT: Report = Report { nonce: 1, samples: 5, loss: Some(0.5), rate_sum: None };
 
     #[test]
     fn clients_prove_who_they_are_and_the_population_is_bounded() {

@@ -20,7 +20,7 @@ mod queue;
 pub use backoff::Backoff;
 pub use keys::ClientKeys;
 pub use model_key::ModelKey;
-pub use participant::{Assignment, Next, Participant};
+pub use participant::{Assignment, Next, Participant, Training};
 pub use queue::{Limits, Queue, QueuedUpdate};
 
 use engram_federated::error::InvalidInput;

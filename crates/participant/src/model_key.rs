@@ -63,6 +63,17 @@ impl ModelKey {
     }
 }
 
+impl ModelKey {
+    /// Checks the signature of something else of the run, after that of a model.
+    pub(crate) fn check_digest(&self, name: &str, version: u64, digest: &[u8], signature: &[u8]) -> Result<(), Error> {
+        let kept = *self.key.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = kept.ok_or(Error::Signature("the task has no key"))?;
+        let digest = <[u8; 32]>::try_from(digest).map_err(|_| Error::Signature("the correction has no digest"))?;
+        verify_model(&key, name, version, &digest, signature)
+            .map_err(|_| Error::Signature("the signature of the correction is invalid"))
+    }
+}
+
 fn parse(digits: &str) -> Option<[u8; 32]> {
     let mut key = [0; 32];
     if digits.len() != 64 || !digits.is_ascii() {

@@ -4,14 +4,17 @@ use crate::masks;
 use crate::{ClientKeys, Error, ModelKey, refused};
 use engram_client::Client;
 use engram_federated::error::InvalidInput;
+use engram_federated::job::{BLOCK_PARAMETERS, MAX_PARAMETERS_IN_MEMORY};
+use engram_federated::model_signature::correction_name;
 use engram_federated::quantized;
-use engram_federated::service::{decode_values, digest, encode_values};
+use engram_federated::round::Digest;
+use engram_federated::service::{DigestStream, decode_values, digest, digest_of_chunks, encode_values};
 use engram_proto::v1::{self, ModelEncoding};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Bytes of a part of a model or an update.
-const PART_BYTES: usize = 1 << 20;
+const PART_BYTES: usize = 4 * BLOCK_PARAMETERS;
 /// Longest wait of one call for a task.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
@@ -22,6 +25,19 @@ pub struct Assignment {
     pub task: v1::FederatedTask,
     /// Shared parameters, layer after layer.
     pub model: Arc<Vec<f32>>,
+    /// SCAFFOLD: what a local step adds to its gradient.
+    pub correction: Option<Vec<f32>>,
+}
+
+/// What a client reports with its update.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Training {
+    /// Samples it was trained on, at least 1.
+    pub samples: u64,
+    /// Loss of the downloaded model on the client's data.
+    pub loss: Option<f64>,
+    /// SCAFFOLD: sum of the step sizes of the local steps.
+    pub rate_sum: Option<f64>,
 }
 
 /// What a check-in brought.
@@ -96,7 +112,11 @@ impl Participant {
         let Some(task) = answer.task else { return Ok(Next::Nothing) };
         self.model_key.check(&self.caller.run, &task)?;
         let model = self.model_of(&task).await?;
-        Ok(Next::Task(Box::new(Assignment { task, model })))
+        let correction = match task.correction_digest.is_empty() {
+            true => None,
+            false => Some(self.correction_of(&task).await?),
+        };
+        Ok(Next::Task(Box::new(Assignment { task, model, correction })))
     }
 
     async fn model_of(&self, task: &v1::FederatedTask) -> Result<Arc<Vec<f32>>, Error> {
@@ -104,20 +124,32 @@ impl Participant {
         if let Some((_, model)) = cached.filter(|(digest, _)| *digest == task.model_digest) {
             return Ok(model);
         }
-        let content = self.download(task.version, task.model_encoding()).await?;
-        if digest(&content)[..] != task.model_digest[..] {
-            return Err(Error::Digest);
-        }
-        let values = match task.model_encoding() {
-            ModelEncoding::Unspecified => decode_values(&content),
+        let (values, digest) = match task.model_encoding() {
+            ModelEncoding::Unspecified => self.download_values(task.version, false).await?,
             ModelEncoding::Int8 => {
-                quantized::decode(&content, task.model_bytes as usize / 4).ok_or(Error::Protocol("8-bit model"))?
+                let mut content = Vec::new();
+                self.download(task.version, ModelEncoding::Int8, false, |part| content.extend_from_slice(part)).await?;
+                let values = quantized::decode(&content, task.model_bytes as usize / 4);
+                (values.ok_or(Error::Protocol("8-bit model"))?, digest(&content))
             }
         };
+        if digest[..] != task.model_digest[..] {
+            return Err(Error::Digest);
+        }
         let model = Arc::new(values);
         let entry = Some((task.model_digest.to_vec(), Arc::clone(&model)));
         *self.cached.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = entry;
         Ok(model)
+    }
+
+    async fn correction_of(&self, task: &v1::FederatedTask) -> Result<Vec<f32>, Error> {
+        let name = correction_name(&self.caller.run, &self.caller.client);
+        self.model_key.check_digest(&name, task.version, &task.correction_digest, &task.correction_signature)?;
+        let (values, digest) = self.download_values(task.version, true).await?;
+        if digest[..] != task.correction_digest[..] || values.len() as u64 * 4 != task.model_bytes {
+            return Err(Error::Digest);
+        }
+        Ok(values)
     }
 
     /// Returns the newest model of the run, while it runs and after it.
@@ -125,24 +157,44 @@ impl Participant {
     /// # Errors
     /// See [`Error`].
     pub async fn newest_model(&self) -> Result<Vec<f32>, Error> {
-        Ok(decode_values(&self.download(u64::MAX, ModelEncoding::Unspecified).await?))
+        Ok(self.download_values(u64::MAX, false).await?.0)
     }
 
-    async fn download(&self, version: u64, encoding: ModelEncoding) -> Result<Vec<u8>, Error> {
-        let mut content = Vec::new();
+    /// Downloads 32-bit values. Returns them with the digest of their bytes; memory holds the values and one part.
+    async fn download_values(&self, version: u64, correction: bool) -> Result<(Vec<f32>, Digest), Error> {
+        let (mut values, mut digest) = (Vec::new(), DigestStream::default());
+        // Parts but the last end with a value.
+        self.download(version, ModelEncoding::Unspecified, correction, |part| {
+            digest.add(part);
+            values.extend(decode_values(part));
+        })
+        .await?;
+        Ok((values, digest.finish()))
+    }
+
+    async fn download(
+        &self,
+        version: u64,
+        encoding: ModelEncoding,
+        correction: bool,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<(), Error> {
+        let mut offset = 0;
         loop {
             let request = v1::GetModelPartRequest {
                 caller: self.caller(),
                 version,
-                offset: content.len() as u64,
+                offset,
                 bytes: PART_BYTES as u32,
                 encoding: encoding.into(),
+                correction,
             };
             let part = self.client.federated_model_part(request).await?;
             refused(part.refusal)?;
-            content.extend_from_slice(&part.content);
-            if content.len() as u64 >= part.model_bytes {
-                return Ok(content);
+            take(&part.content);
+            offset += part.content.len() as u64;
+            if offset >= part.model_bytes {
+                return Ok(());
             }
             if part.content.is_empty() {
                 return Err(Error::Protocol("part of the model"));
@@ -162,6 +214,19 @@ impl Participant {
         samples: u64,
         loss: Option<f64>,
     ) -> Result<bool, Error> {
+        self.submit_training(task, update, Training { samples, loss, rate_sum: None }).await
+    }
+
+    /// As [`Self::submit`], with all that a client reports.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub async fn submit_training(
+        &self,
+        task: &v1::FederatedTask,
+        update: &[f32],
+        training: Training,
+    ) -> Result<bool, Error> {
         let parameters = task.model_bytes as usize / 4;
         if update.len() != parameters {
             let (value, allowed) = (format!("{} values", update.len()), format!("{parameters} values"));
@@ -171,21 +236,21 @@ impl Participant {
             return Err(InvalidInput::new("update", format!("{} at {at}", update[at]), "finite numbers").into());
         }
         if !task.cohort.is_empty() {
-            masks::submit(self, task, update, loss).await?;
+            masks::submit(self, task, update, training.loss).await?;
             return Ok(false);
         }
-        self.upload(task.number, &encode_values(update), samples, loss).await
+        self.upload(task.number, update, training).await
     }
 
-    /// Sends the bytes of an update in chunks, and submits it. A part that the server has is not sent again.
-    async fn upload(&self, task: u64, content: &[u8], samples: u64, loss: Option<f64>) -> Result<bool, Error> {
-        let digest = digest(content);
+    /// Sends an update in chunks, and submits it. A part that the server has is not sent again.
+    async fn upload(&self, task: u64, update: &[f32], training: Training) -> Result<bool, Error> {
+        let digest = update_digest(update);
         // The same content continues an upload that was cut; another one begins again.
         let nonce = u64::from_le_bytes(digest[..8].try_into().unwrap_or_default());
-        let total = content.len().div_ceil(PART_BYTES) as u32;
-        let mut next = if total > 1 { self.send_chunk(task, nonce, content, None).await? } else { 0 };
+        let total = update.len().div_ceil(BLOCK_PARAMETERS) as u32;
+        let mut next = if total > 1 { self.send_chunk(task, nonce, update, None).await? } else { 0 };
         while next < total {
-            match self.send_chunk(task, nonce, content, Some(next)).await {
+            match self.send_chunk(task, nonce, update, Some(next)).await {
                 Ok(after) if after > next => next = after,
                 Ok(_) => return Err(Error::Protocol("number of the next chunk")),
                 // It may have been counted before its answer was lost.
@@ -198,8 +263,9 @@ impl Participant {
             task,
             nonce,
             digest: digest.to_vec().into(),
-            samples,
-            loss,
+            samples: training.samples,
+            loss: training.loss,
+            rate_sum: training.rate_sum,
         };
         let answer = self.client.federated_commit(request).await?;
         refused(answer.refusal)?;
@@ -207,19 +273,17 @@ impl Participant {
     }
 
     /// Sends a chunk, or only asks which one is next. Returns the number of the first one that is missing.
-    async fn send_chunk(&self, task: u64, nonce: u64, content: &[u8], index: Option<u32>) -> Result<u32, Error> {
-        let chunk = index.map_or(&[][..], |index| {
-            let start = index as usize * PART_BYTES;
-            &content[start..content.len().min(start + PART_BYTES)]
-        });
+    async fn send_chunk(&self, task: u64, nonce: u64, update: &[f32], index: Option<u32>) -> Result<u32, Error> {
+        let block = index.and_then(|index| update.chunks(BLOCK_PARAMETERS).nth(index as usize));
+        let chunk = encode_values(block.unwrap_or_default());
         let request = v1::UploadChunkRequest {
             caller: self.caller(),
             task,
             nonce,
             index: index.unwrap_or_default(),
-            update_bytes: content.len() as u64,
-            content: chunk.to_vec().into(),
-            checksum: crc32c::crc32c(chunk),
+            update_bytes: 4 * update.len() as u64,
+            checksum: crc32c::crc32c(&chunk),
+            content: chunk.into(),
         };
         let answer = self.client.federated_upload_chunk(request).await?;
         refused(answer.refusal)?;
@@ -234,4 +298,15 @@ impl Participant {
         let answer = self.client.federated_give_up(v1::GiveUpTaskRequest { caller: self.caller(), task }).await?;
         refused(answer.refusal)
     }
+}
+
+/// Returns the digest by which an update is submitted: of a large one that of the digests of its chunks.
+fn update_digest(update: &[f32]) -> Digest {
+    let chunks = || update.chunks(BLOCK_PARAMETERS).map(encode_values);
+    if update.len() > MAX_PARAMETERS_IN_MEMORY {
+        return digest_of_chunks(&chunks().map(|chunk| digest(&chunk)).collect::<Vec<_>>());
+    }
+    let mut whole = DigestStream::default();
+    chunks().for_each(|chunk| whole.add(&chunk));
+    whole.finish()
 }

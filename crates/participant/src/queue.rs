@@ -3,7 +3,7 @@
 //! Each is one file, written under another name first and then renamed, so a file is whole or absent after a power failure. The queue is bounded in
 //! number and bytes; the oldest updates make room, since they are the first that the server would refuse as too old.
 
-use crate::Error;
+use crate::{Error, Training};
 use engram_federated::service::{decode_values, digest, encode_values};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -33,10 +33,8 @@ impl Default for Limits {
 pub struct QueuedUpdate {
     /// The task.
     pub task: u64,
-    /// Samples it was trained on.
-    pub samples: u64,
-    /// Loss of the downloaded model.
-    pub loss: Option<f64>,
+    /// What is reported with it.
+    pub training: Training,
     /// The update.
     pub update: Vec<f32>,
 }
@@ -46,6 +44,8 @@ struct Head {
     task: u64,
     samples: u64,
     loss: Option<f64>,
+    #[serde(default)]
+    rate_sum: Option<f64>,
     digest: [u8; 32],
 }
 
@@ -108,7 +108,8 @@ impl Queue {
     /// It is larger than the bounds, or the disk refuses it.
     pub fn push(&mut self, update: &QueuedUpdate) -> Result<(), Error> {
         let content = encode_values(&update.update);
-        let head = Head { task: update.task, samples: update.samples, loss: update.loss, digest: digest(&content) };
+        let Training { samples, loss, rate_sum } = update.training;
+        let head = Head { task: update.task, samples, loss, rate_sum, digest: digest(&content) };
         let mut bytes = serde_json::to_vec(&head).expect("a head has string keys only");
         bytes.push(b'\n');
         bytes.extend(content);
@@ -174,8 +175,7 @@ fn parse(bytes: &[u8]) -> Option<QueuedUpdate> {
     let is_whole = digest(content) == head.digest;
     is_whole.then(|| QueuedUpdate {
         task: head.task,
-        samples: head.samples,
-        loss: head.loss,
+        training: Training { samples: head.samples, loss: head.loss, rate_sum: head.rate_sum },
         update: decode_values(content),
     })
 }
@@ -185,7 +185,11 @@ mod tests {
     use super::*;
 
     fn update(task: u64, values: usize) -> QueuedUpdate {
-        QueuedUpdate { task, samples: 5, loss: Some(0.5), update: vec![task as f32; values] }
+        QueuedUpdate {
+            task,
+            training: Training { samples: 5, loss: Some(0.5), rate_sum: Some(0.1) },
+            update: vec![task as f32; values],
+        }
     }
 
     #[test]

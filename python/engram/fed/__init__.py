@@ -47,6 +47,8 @@ class Update:
     samples: int
     #: Mean loss of the received model on the client's data: what the run shows.
     loss: float | None = None
+    #: With strategy ``Scaffold``: the sum of the step sizes of all local steps.
+    rate_sum: float | None = None
 
 
 @dataclass
@@ -62,6 +64,8 @@ class Task:
     round: int
     #: Weight of the proximal term of FedProx: the local gradient of ``y`` has ``proximal_weight * (y - x)`` in addition; 0 = none.
     proximal_weight: float
+    #: With strategy ``Scaffold``, by layer: a local step is ``y - rate * (gradient + correction)``. ``None`` with other strategies.
+    correction: Model | None
     #: Seconds in which the update has to arrive.
     lease_seconds: float
     _participant: _engram.Participant = field(repr=False)
@@ -73,16 +77,25 @@ class Task:
         return self._native.number
 
     def reply(
-        self, parameters: Mapping[str, npt.ArrayLike], *, samples: int, loss: float | None = None, timeout: float | None = None
+        self,
+        parameters: Mapping[str, npt.ArrayLike],
+        *,
+        samples: int,
+        loss: float | None = None,
+        rate_sum: float | None = None,
+        timeout: float | None = None,
     ) -> bool:
         """Sends the trained parameters. Returns whether they were sent in time to count.
 
-        With secure aggregation it returns when the sum of the round is known.
+        With secure aggregation it returns when the sum of the round is known. ``rate_sum`` is required with strategy ``Scaffold``.
         """
+        if self.correction is not None and rate_sum is None:
+            raise invalid("rate_sum is None; required with strategy Scaffold: the sum of the step sizes of all local steps")
         update = self._change(parameters)
         loss = None if loss is None else float(loss)
+        rate_sum = None if rate_sum is None else float(rate_sum)
         try:
-            self._participant.submit(self._native, update, int(samples), loss=loss, timeout=timeout).wait()
+            self._participant.submit(self._native, update, int(samples), loss=loss, rate_sum=rate_sum, timeout=timeout).wait()
         except ConflictError:
             return False
         return True
@@ -112,8 +125,7 @@ class Task:
         return np.ascontiguousarray(np.concatenate(parts))
 
 
-def _layers(native: _engram.FederatedTask) -> Model:
-    values = native.model()
+def _layers(native: _engram.FederatedTask, values: npt.NDArray[np.float32]) -> Model:
     layers: Model = {}
     start = 0
     for name, shape, local in native.layers():
@@ -162,12 +174,14 @@ def tasks(
         if isinstance(found, str):
             return
         if found is not None:
+            correction = found.correction()
             yield Task(
-                _layers(found),
+                _layers(found, found.model()),
                 dict(found.settings()),
                 found.version,
                 found.round,
                 found.proximal_weight,
+                None if correction is None else _layers(found, correction),
                 found.lease_seconds,
                 participant,
                 found,
@@ -262,5 +276,5 @@ class ClientApp:
                 except EngramError:
                     pass  # The lease ends by itself.
                 raise
-            accepted += task.reply(update.parameters, samples=update.samples, loss=update.loss)
+            accepted += task.reply(update.parameters, samples=update.samples, loss=update.loss, rate_sum=update.rate_sum)
         return accepted

@@ -3,7 +3,8 @@
 use super::runs;
 use crate::has_ended;
 use engram_client::Client;
-use engram_participant::{Assignment, ClientKeys, Next, Participant};
+use engram_federated::service::{digest, digest_of_chunks};
+use engram_participant::{Assignment, ClientKeys, Next, Participant, Training};
 use engram_proto::v1;
 use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
 use serde_json::Value;
@@ -88,54 +89,88 @@ async fn model(client: &Client, run: &str) -> Vec<f32> {
     participants(client, run, &keys())[0].newest_model().await.expect("failed to download the model")
 }
 
+/// Updates that were acknowledged when the worker dies: none while no client has its task, none, one, all. Of the last the version may be stored or not.
+const STAGES: [Option<usize>; 4] = [None, Some(0), Some(1), Some(CLIENTS)];
+
 #[test]
-fn a_round_survives_the_death_of_its_worker_and_counts_each_update_once() {
-    let mut cluster = Cluster::up(&cluster_manifest("fed", 3, "  partitions: 4\n"));
+fn a_round_survives_the_death_of_its_worker_at_each_stage_and_counts_each_update_once() {
+    let more = "  partitions: 4\n  capacity: { payloadCache: 4Mi }\n";
+    let mut cluster = Cluster::up(&cluster_manifest("fed", 3, more));
     let wrong =
         cluster.file("wrong.yaml", manifest("wrong", 2, "    secureAggregation: {}\n    strategy: { kind: Median }\n"));
     cluster.engram(&["run", &wrong]).fails_with(2, &["secureAggregation", "robust strategy", "single updates"]);
-    let file = cluster.file("run.yaml", manifest("plain", 2, ""));
+    let rounds = STAGES.len() + 1;
+    let file = cluster.file("run.yaml", manifest("plain", rounds, ""));
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let keys = keys();
-    // All have a task; one has committed, and one has a task of which the server knows nothing more.
-    let tasks = cluster.client(async |client| {
-        let participants = participants(&client, "plain", &keys);
-        let assigned = futures_of(&participants).await;
-        participants[0].submit(&assigned[0].task, &update(0), 1, Some(1.0)).await.expect("failed to submit");
-        let stranger = Participant::new(client.clone(), "plain", "c0", ClientKeys::generate());
-        let forged = stranger.submit(&assigned[0].task, &update(1), 1, None).await.expect_err("another secret");
-        assert!(forged.to_string().contains("secret"), "{forged}");
-        let foreign = participants[1].submit(&assigned[0].task, &update(1), 1, None).await.expect_err("another's task");
-        assert!(foreign.to_string().contains("another client"), "{foreign}");
-        assigned
-    });
-    kill_driver(&mut cluster, "plain");
-    cluster.client(async |client| {
-        let participants = participants(&client, "plain", &keys);
-        let repeated = participants[0].submit(&tasks[0].task, &update(0), 1, Some(1.0)).await;
-        assert!(repeated.expect("failed to repeat"), "it was acknowledged before");
-        for number in 1..CLIENTS {
-            let submitted = participants[number].submit(&tasks[number].task, &update(number), 1, Some(1.0)).await;
-            assert!(!submitted.expect("failed to submit"), "client {number} was counted twice");
-        }
-    });
-    // The last update of the round is acknowledged, its version may not be stored yet.
-    kill_driver(&mut cluster, "plain");
+    let mut last = Vec::new();
+    for stage in STAGES {
+        last = survive_death_after(&mut cluster, &keys, stage);
+    }
     cluster.client(async |client| take_part(participants(&client, "plain", &keys)).await);
     let ended = wait_for_success(&cluster, "plain");
-    assert_eq!((ended["epoch"].as_u64(), ended["updates"].as_u64()), (Some(2), Some(8)), "{ended}");
+    let updates = (rounds * CLIENTS) as u64;
+    assert_eq!((ended["epoch"].as_u64(), ended["updates"].as_u64()), (Some(rounds as u64), Some(updates)), "{ended}");
     cluster.client(async |client| {
-        let late = participants(&client, "plain", &keys)[1].submit(&tasks[1].task, &update(1), 1, None).await;
+        let late = participants(&client, "plain", &keys)[1].submit(&last[1].task, &update(1), 1, None).await;
         let refused = late.expect_err("the run has ended");
         assert!(refused.is_stale(), "{refused}");
     });
-    // Each client is in each of the two means of four once.
-    assert_eq!(cluster.client(async |client| model(&client, "plain").await), [0.5; CLIENTS]);
+    // Each client is in each of the means of four once.
+    let expected = [rounds as f32 / CLIENTS as f32; CLIENTS];
+    assert_eq!(cluster.client(async |client| model(&client, "plain").await), expected);
     hide_updates(&mut cluster);
+    correct_drift(&mut cluster);
     train_on_device(&cluster);
-    send_small_updates_during_a_slow_upload(&cluster);
+    send_small_updates_during_a_slow_upload(&mut cluster);
     revoke_a_client(&cluster);
     cluster.stop();
+}
+
+/// One round whose driver dies after so many updates were acknowledged; returns the tasks.
+fn survive_death_after(cluster: &mut Cluster, keys: &[ClientKeys], acknowledged: Option<usize>) -> Vec<Assignment> {
+    if acknowledged.is_none() {
+        // Enrolled and waiting, without a task.
+        cluster.client(async |client| {
+            let first = participants(&client, "plain", keys);
+            assert!(
+                matches!(first[0].next(Duration::ZERO).await, Ok(Next::Nothing)),
+                "the round has begun with one client"
+            );
+        });
+        kill_driver(cluster, "plain");
+    }
+    let count = acknowledged.unwrap_or_default();
+    let tasks = cluster.client(async |client| {
+        let participants = participants(&client, "plain", keys);
+        let assigned = futures_of(&participants).await;
+        for number in 0..count {
+            let submitted = participants[number].submit(&assigned[number].task, &update(number), 1, Some(1.0)).await;
+            assert!(!submitted.expect("failed to submit"), "client {number} was counted before");
+        }
+        let stranger = Participant::new(client.clone(), "plain", "c0", ClientKeys::generate());
+        let forged = stranger.submit(&assigned[0].task, &update(1), 1, None).await.expect_err("another secret");
+        assert!(forged.to_string().contains("secret"), "{forged}");
+        if count < CLIENTS {
+            let foreign =
+                participants[3].submit(&assigned[1].task, &update(1), 1, None).await.expect_err("another's task");
+            assert!(foreign.to_string().contains("another client"), "{foreign}");
+        }
+        assigned
+    });
+    if acknowledged.is_some() {
+        kill_driver(cluster, "plain");
+    }
+    cluster.client(async |client| {
+        let participants = participants(&client, "plain", keys);
+        for number in 0..CLIENTS {
+            let submitted = participants[number].submit(&tasks[number].task, &update(number), 1, Some(1.0)).await;
+            let is_repeated =
+                submitted.unwrap_or_else(|error| panic!("client {number} after {acknowledged:?}: {error}"));
+            assert_eq!(is_repeated, number < count, "client {number} after {acknowledged:?}");
+        }
+    });
+    tasks
 }
 
 /// Lets all clients check in at once; returns their tasks.
@@ -182,40 +217,106 @@ fn hide_updates(cluster: &mut Cluster) {
     assert_eq!(runs(cluster).len(), 2);
 }
 
-/// A run with one client whose upload has several chunks: it is cut in the middle, other clients end a whole run meanwhile, and it resumes.
-fn send_small_updates_during_a_slow_upload(cluster: &Cluster) {
-    const VALUES: usize = 600_000;
+/// SCAFFOLD: two clients with loss `a/2 (y - t)^2` reach the common optimum, which many local steps without control variates miss, although each client
+/// forgets everything between tasks and the worker dies in between.
+fn correct_drift(cluster: &mut Cluster) {
+    const ROUNDS: usize = 14;
+    let curvature_and_optimum = [(1.0_f32, 0.0_f32), (4.0, 5.0)];
+    let (steps, rate) = (5_u8, 0.05_f32);
+    let text = manifest("drift", ROUNDS, "    strategy: { kind: Scaffold }\n")
+        .replace(&format!("shape: [{CLIENTS}]"), "shape: [1]")
+        .replace(
+            &format!("population: {CLIENTS}, perRound: {CLIENTS}, minimum: {CLIENTS}"),
+            "population: 2, perRound: 2, minimum: 2",
+        );
+    let file = cluster.file("drift.yaml", text);
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    let keys = [ClientKeys::generate(), ClientKeys::generate()];
+    for part in [4, ROUNDS - 4] {
+        cluster.client(async |client| {
+            for _ in 0..part {
+                let clients = participants(&client, "drift", &keys);
+                let assigned = futures_of(&clients).await;
+                for ((participant, assignment), (a, t)) in clients.iter().zip(&assigned).zip(curvature_and_optimum) {
+                    let correction = assignment.correction.as_ref().expect("the strategy is Scaffold")[0];
+                    let mut y = assignment.model[0];
+                    for _ in 0..steps {
+                        y -= rate * (a * (y - t) + correction);
+                    }
+                    let rate_sum = Some(f64::from(steps) * f64::from(rate));
+                    let training = Training { samples: 1, loss: None, rate_sum };
+                    let incomplete = Training { rate_sum: None, ..training };
+                    let update = [y - assignment.model[0]];
+                    let refused = participant.submit_training(&assignment.task, &update, incomplete).await;
+                    assert!(refused.expect_err("rate_sum is required").to_string().contains("rate_sum"));
+                    participant.submit_training(&assignment.task, &update, training).await.expect("failed to submit");
+                }
+            }
+        });
+        if part == 4 {
+            kill_driver(cluster, "drift");
+        }
+    }
+    wait_for_success(cluster, "drift");
+    // (1 * 0 + 4 * 5) / (1 + 4); the mean of the local models converges to 3.74.
+    let found = cluster.client(async |client| model(&client, "drift").await);
+    assert!((found[0] - 4.0).abs() < 0.01, "{found:?}");
+}
+
+/// A run with one client whose model is on disk: its upload is cut in the middle, other clients end a whole run meanwhile, and it resumes after the death
+/// of the worker that received it. The next driver aggregates it after another death.
+fn send_small_updates_during_a_slow_upload(cluster: &mut Cluster) {
+    const VALUES: usize = 16 << 20;
     let one = format!("population: {CLIENTS}, perRound: {CLIENTS}, minimum: {CLIENTS}");
-    let large = manifest("large", 1, "")
+    let large = manifest("large", 1, "    lease: 600s\n    deadline: 600s\n")
         .replace(&one, "population: 1, perRound: 1")
-        .replace(&format!("shape: [{CLIENTS}]"), &format!("shape: [{VALUES}]"));
+        .replace(&format!("shape: [{CLIENTS}]"), &format!("shape: [{}, {}]", VALUES >> 10, 1 << 10));
     for (name, text) in [("large", large), ("small", manifest("small", 2, ""))] {
         let file = cluster.file(&format!("{name}.yaml"), text);
         cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     }
+    let before: Vec<u64> = resident_bytes(cluster);
     let slow = SlowClient::new(VALUES);
+    let half = slow.chunks() / 2;
     let task = cluster.client(async |client| {
         let task = slow.check_in(&client).await;
-        assert_eq!(slow.chunk(&client, task, Some(0)).await, 1);
+        for next in 0..half {
+            assert_eq!(slow.chunk(&client, task, Some(next)).await, next + 1);
+        }
         task
     });
     cluster.client(async |client| take_part(participants(&client, "small", &keys())).await);
     wait_for_success(cluster, "small");
+    kill_driver(cluster, "large");
     // Another connection, of a client that can reach its endpoints only, as behind an ingress.
     cluster.client(async |client| {
         let mut map = (*client.map().expect("the client is connected")).clone();
         map.version += 1;
         map.workers.values_mut().for_each(|worker| "127.0.0.1:9".clone_into(&mut worker.client_address));
         client.set_map(map);
-        assert_eq!(slow.chunk(&client, task, None).await, 1, "the upload resumes where it was cut");
-        for next in 1..slow.chunks() {
+        assert_eq!(slow.chunk(&client, task, None).await, half, "the upload resumes where it was cut");
+        for next in half..slow.chunks() {
             assert_eq!(slow.chunk(&client, task, Some(next)).await, next + 1);
         }
         slow.commit(&client, task).await;
     });
+    kill_driver(cluster, "large");
     wait_for_success(cluster, "large");
+    let after = resident_bytes(cluster);
     let model = cluster.client(async |client| model(&client, "large").await);
     assert!(model.len() == VALUES && model.iter().all(|value| *value == 0.5));
+    eprintln!("RESIDENT {before:?} {after:?}");
+}
+
+/// Resident memory of the workers.
+fn resident_bytes(cluster: &Cluster) -> Vec<u64> {
+    let pids = (0..3).filter_map(|worker| cluster.worker(worker));
+    let status = pids.filter_map(|pid| std::fs::read_to_string(format!("/proc/{pid}/status")).ok());
+    let kib = |text: String| {
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:").map(str::to_owned))?;
+        line.trim().trim_end_matches(" kB").parse::<u64>().ok()
+    };
+    status.filter_map(kib).map(|kib| kib << 10).collect()
 }
 
 /// A client that sends single chunks.
@@ -268,9 +369,17 @@ impl SlowClient {
     }
 
     async fn commit(&self, client: &Client, task: u64) {
-        let digest = engram_federated::service::digest(&self.update).to_vec().into();
+        let chunks: Vec<_> = self.update.chunks(Self::CHUNK).map(digest).collect();
+        let digest = digest_of_chunks(&chunks).to_vec().into();
         let caller = Some(self.caller.clone());
-        let request = v1::CommitUpdateRequest { caller, task, nonce: 1, digest, samples: 1, loss: None };
+        let request = v1::CommitUpdateRequest {
+            caller,
+            task,
+            nonce: 1,
+            digest,
+            samples: 1,
+            ..v1::CommitUpdateRequest::default()
+        };
         let answer = client.federated_commit(request).await.expect("failed to commit");
         assert_eq!((answer.refusal, answer.repeated), (None, false));
     }

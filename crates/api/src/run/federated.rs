@@ -75,7 +75,8 @@ fn default_seed() -> u64 {
     42
 }
 
-/// A model as named layers of 32-bit numbers, at most 4,194,304 in all.
+/// A model as named layers of 32-bit numbers, at most 268,435,456 in all. More than 4,194,304 shared ones are on the disks of the workers: with `FedAvg`,
+/// `FedProx` and `FedBuff`, without `privacy`, `secureAggregation` and `Int8`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FederatedModel {
@@ -137,7 +138,8 @@ pub struct FederatedStrategy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub mu: Option<f64>,
-    /// With `FedAdam`, `FedYogi`, `FedAdagrad` and `FedBuff`: rate of the server, above 0; absent means 0.1, and 1 with `FedBuff`.
+    /// With `FedAdam`, `FedYogi`, `FedAdagrad`, `Scaffold` and `FedBuff`: rate of the server, above 0; absent means 0.1, and 1 with `Scaffold` and
+    /// `FedBuff`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub rate: Option<f64>,
@@ -182,6 +184,8 @@ words! {
         FedYogi,
         /// Adagrad on the mean update.
         FedAdagrad,
+        /// Mean of the updates; clients correct their steps by control variates, so that unequal clients reach the common optimum.
+        Scaffold,
         /// Asynchronous: each `perRound` updates are aggregated, whatever model version they are from.
         FedBuff,
         /// Median per parameter.

@@ -78,6 +78,12 @@ impl Combination<'_> {
             "with a robust strategy",
             "without: a robust strategy has to see single updates, which secure aggregation hides",
         )?;
+        refuse(
+            self.strategy.has_control() && self.secure_aggregation,
+            "secureAggregation",
+            "with Scaffold",
+            "without: the control variate of a client follows from its single update",
+        )?;
         let Some(mechanism) = self.mechanism else { return Ok(()) };
         mechanism.validate()?;
         refuse(single, "privacy", "with a robust strategy", "a mean: medians and Krum are outside the accountants")?;
@@ -160,7 +166,8 @@ mod tests {
         let buffered = Strategy::FedBuff { server_rate: 1.0 };
         assert_eq!(field(Combination { strategy: &Strategy::Median, mechanism: None, ..base }), "secureAggregation");
         assert_eq!(field(Combination { strategy: &Strategy::Median, secure_aggregation: false, ..base }), "privacy");
-        assert_eq!(field(Combination { strategy: &scaffold, ..base }), "privacy");
+        assert_eq!(field(Combination { strategy: &scaffold, secure_aggregation: false, ..base }), "privacy");
+        assert_eq!(field(Combination { strategy: &scaffold, mechanism: None, ..base }), "secureAggregation");
         assert_eq!(field(Combination { strategy: &buffered, ..base }), "samplingRate");
         assert_eq!(field(Combination { sampling: Sampling::FixedSize, ..base }), "samplingRate");
         assert_eq!(field(Combination { sampling: Sampling::Prioritized, ..base }), "privacy");

@@ -5,19 +5,21 @@
 //! and they are added in the order of the clients' numbers, in f64: the result does not depend on the order of arrival.
 
 mod adaptive;
+mod blocks;
 pub mod local;
 mod robust;
 #[cfg(test)]
 mod toys;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 pub use self::adaptive::AdaptiveSettings;
 use self::adaptive::Moments;
+pub use self::blocks::{BlockAggregator, BlockSum, UpdateHead};
 use crate::error::{InvalidInput, require};
-use crate::model::{Update, check_vector};
+use crate::model::{ClientId, Update, check_vector};
 use crate::privacy::clipping::AdaptiveClip;
 
 /// Updates staler than this are dropped, and the client downloads the model again.
@@ -115,6 +117,8 @@ pub struct Aggregator {
     version: u64,
     moments: Option<Moments>,
     control: Vec<f64>,
+    /// Control variates of the clients; those of clients that never took part are zeros.
+    client_controls: BTreeMap<ClientId, Vec<f32>>,
     /// Clipping norm that follows the updates; it belongs to the version, so that a repeated aggregation clips the same.
     adaptive_clip: Option<AdaptiveClip>,
 }
@@ -130,7 +134,8 @@ impl Aggregator {
         check_vector("model", &model, model.len())?;
         let control = if strategy.has_control() { vec![0.0; model.len()] } else { Vec::new() };
         let moments = strategy.has_moments().then(|| Moments::new(model.len()));
-        Ok(Self { strategy, model, version: 0, moments, control, adaptive_clip: None })
+        let client_controls = BTreeMap::new();
+        Ok(Self { strategy, model, version: 0, moments, control, client_controls, adaptive_clip: None })
     }
 
     /// Lets the clipping norm follow the updates.
@@ -177,6 +182,21 @@ impl Aggregator {
         &self.control
     }
 
+    /// SCAFFOLD: the server's control variate minus that of a client, which each local step adds to its gradient.
+    #[must_use]
+    pub fn correction(&self, client: ClientId) -> Vec<f32> {
+        let own = self.client_controls.get(&client);
+        let own = |place: usize| own.map_or(0.0, |own| f64::from(own[place]));
+        self.control.iter().enumerate().map(|(place, server)| (server - own(place)) as f32).collect()
+    }
+
+    /// SCAFFOLD: the change of a client's control variate, `(x - y)/(K eta) - c`, by its update `y - x`. `rate_sum` is `K eta`, the sum of
+    /// its local step sizes.
+    #[must_use]
+    pub fn control_change(&self, delta: &[f32], rate_sum: f64) -> Vec<f32> {
+        delta.iter().zip(&self.control).map(|(delta, server)| (-f64::from(*delta) / rate_sum - server) as f32).collect()
+    }
+
     /// Aggregates the updates of a round into the next version.
     ///
     /// # Errors
@@ -184,10 +204,11 @@ impl Aggregator {
     pub fn aggregate(&mut self, updates: &[Update]) -> Result<(), InvalidInput> {
         let updates = self.checked(updates)?;
         let delta = self.delta(&updates)?;
+        self.advance(&delta)?;
         if let Strategy::Scaffold { population, .. } = self.strategy {
             self.advance_control(&updates, population);
         }
-        self.advance(&delta)
+        Ok(())
     }
 
     /// Moves the model by an aggregate that was computed elsewhere: an unmasked sum, or a private mean.
@@ -258,6 +279,8 @@ impl Aggregator {
             for (control, change) in self.control.iter_mut().zip(changes) {
                 *control += f64::from(*change) / population as f64;
             }
+            let own = self.client_controls.entry(update.client).or_insert_with(|| vec![0.0; changes.len()]);
+            own.iter_mut().zip(changes).for_each(|(own, change)| *own += change);
         }
     }
 }

@@ -1,13 +1,16 @@
 //! Contents of a Federated run as records of its partition: replicated and durable when a write is acknowledged.
 //!
 //! A content is one record: its state is a header, its rows are chunks. The version of the record is the number of its chunks, so an upload resumes
-//! at it, and of two writers of a chunk one wins.
+//! at it, and of two writers of a chunk one wins. Chunks of large models and updates are items of a buffer, on disk; their rows name them.
 
 use super::FederatedMetrics;
+use super::items::Items;
 use crate::runs::record;
 use crate::shared::Shared;
+use engram_federated::job::MAX_PARAMETERS_IN_MEMORY;
 use engram_federated::round::Digest;
-use engram_memory::{Command, PartitionId, Record, Refusal, RunId};
+use engram_federated::service::digest;
+use engram_memory::{Command, MemoryId, PartitionId, Record, Refusal, RunId};
 use engram_proto::v1::{Problem, ProblemKind};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -50,7 +53,30 @@ struct Header {
     bytes: u64,
 }
 
+/// Row of a chunk that is an item.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct StoredChunk {
+    item: u64,
+    digest: Digest,
+}
+
+impl StoredChunk {
+    fn decode(row: &[u8]) -> Option<Self> {
+        postcard::from_bytes(row).ok()
+    }
+}
+
 impl Header {
+    /// Whether the chunks are items.
+    const fn is_on_disk(&self) -> bool {
+        let may_be = matches!(self.name, ContentName::Model(_) | ContentName::Update { .. });
+        may_be && self.bytes > 4 * MAX_PARAMETERS_IN_MEMORY as u64
+    }
+
+    const fn chunks(&self) -> u64 {
+        self.bytes.div_ceil(CHUNK_BYTES as u64)
+    }
+
     fn encode(&self, attached: &[u8]) -> Vec<u8> {
         let header = postcard::to_stdvec(self).expect("a header has no type that the encoding lacks");
         [PREFIX, &[header.len() as u8], &header, attached].concat()
@@ -91,12 +117,20 @@ pub(super) struct Contents {
     shared: Arc<Shared>,
     partition: PartitionId,
     owner: RunId,
+    items: Items,
 }
 
 impl Contents {
     /// Returns the contents of the run with this record and identity.
     pub(super) fn new(shared: &Arc<Shared>, run: RunId, identity: RunId) -> Self {
-        Self { shared: Arc::clone(shared), partition: crate::runs::partition(shared, run), owner: identity }
+        let partition = crate::runs::partition(shared, run);
+        let items = Items::new(shared, partition, identity);
+        Self { shared: Arc::clone(shared), partition, owner: identity, items }
+    }
+
+    /// The chunks that are on disk.
+    pub(super) const fn items(&self) -> &Items {
+        &self.items
     }
 
     pub(super) fn metrics(&self) -> &FederatedMetrics {
@@ -129,7 +163,7 @@ impl Contents {
         Ok(Some(Content { version, attached, bytes: header.bytes, rows: entry.rows }))
     }
 
-    /// Reads a content that is complete; `None` if it is absent or a part is missing.
+    /// Reads a content in memory that is complete; `None` if it is absent or a part is missing.
     pub(super) async fn get(&self, name: ContentName) -> Result<Option<Vec<u8>>, Problem> {
         let content = self.load(name).await?;
         Ok(content.and_then(|content| {
@@ -145,26 +179,49 @@ impl Contents {
         offset: u64,
         bytes: usize,
     ) -> Result<Option<(Vec<u8>, u64)>, Problem> {
+        let size = CHUNK_BYTES as u64;
+        let mut part = Vec::new();
+        let mut at = offset;
+        loop {
+            let Some((chunk, whole)) = self.chunk(name, at / size).await? else { return Ok(None) };
+            let end = (offset + bytes as u64).min(whole);
+            let from = (at % size) as usize;
+            let until = ((end.saturating_sub(at - at % size)) as usize).min(chunk.len());
+            part.extend_from_slice(chunk.get(from..until).unwrap_or_default());
+            at = at - at % size + size;
+            if at >= end {
+                return Ok(Some((part, whole)));
+            }
+        }
+    }
+
+    /// Reads a chunk of a complete content, and the length of the whole; a chunk after the last is empty.
+    pub(super) async fn chunk(&self, name: ContentName, index: u64) -> Result<Option<(Vec<u8>, u64)>, Problem> {
         let (partition, id) = (self.partition, self.id(name));
         let read = move |partitions: &mut engram_store::Partitions| {
             let entry = partitions.ledger(partition)?.runs.get(id)?;
             let (header, _) = Header::decode(&entry.state)?;
-            let stored: u64 = entry.rows.iter().map(|row| row.len() as u64).sum();
-            if stored != header.bytes {
-                return None;
-            }
-            let mut part = Vec::new();
-            let mut at = 0;
-            for row in &entry.rows {
-                let end = at + row.len() as u64;
-                let from = offset.max(at);
-                let until = (offset + bytes as u64).min(end);
-                if from < until {
-                    part.extend_from_slice(&row[(from - at) as usize..(until - at) as usize]);
-                }
-                at = end;
-            }
-            Some((part, header.bytes))
+            let is_complete = entry.rows.len() as u64 == header.chunks();
+            is_complete.then(|| (header, entry.rows.get(index as usize).cloned().unwrap_or_default()))
+        };
+        let Some((header, row)) = self.shared.engine.read_leased(vec![partition], read).await? else { return Ok(None) };
+        if !header.is_on_disk() || row.is_empty() {
+            return Ok(Some((row, header.bytes)));
+        }
+        let Some(chunk) = StoredChunk::decode(&row) else { return Ok(None) };
+        let content = self.items.read(MemoryId(chunk.item)).await?;
+        Ok(content.map(|content| (content.to_vec(), header.bytes)))
+    }
+
+    /// Returns the digests of the chunks of a complete content on disk.
+    pub(super) async fn chunk_digests(&self, name: ContentName) -> Result<Option<Vec<Digest>>, Problem> {
+        let (partition, id) = (self.partition, self.id(name));
+        let read = move |partitions: &mut engram_store::Partitions| {
+            let entry = partitions.ledger(partition)?.runs.get(id)?;
+            let (header, _) = Header::decode(&entry.state)?;
+            let is_complete = header.is_on_disk() && entry.rows.len() as u64 == header.chunks();
+            let digests = entry.rows.iter().map(|row| Some(StoredChunk::decode(row)?.digest));
+            if is_complete { digests.collect() } else { None }
         };
         self.shared.engine.read_leased(vec![partition], read).await
     }
@@ -187,9 +244,21 @@ impl Contents {
         index: u64,
         chunk: &[u8],
     ) -> Result<Written, Problem> {
-        let state = self.header(name, bytes).encode(&[]);
-        let row = Some(chunk.to_vec());
-        self.write(Command::RunRecord { run: self.id(name), expected: index, state, row }).await
+        let header = self.header(name, bytes);
+        let state = header.encode(&[]);
+        let run = self.id(name);
+        if !header.is_on_disk() {
+            let row = Some(chunk.to_vec());
+            return self.write(Command::RunRecord { run, expected: index, state, row }).await;
+        }
+        let Some(item) = self.items.append(index, chunk).await? else { return Ok(Written::Full) };
+        let row = StoredChunk { item: item.0, digest: digest(chunk) };
+        let row = Some(postcard::to_stdvec(&row).expect("a row has no type that the encoding lacks"));
+        let written = self.write(Command::RunRecord { run, expected: index, state, row }).await?;
+        if !matches!(written, Written::Done) {
+            self.items.remove(vec![item]).await?;
+        }
+        Ok(written)
     }
 
     /// Writes a whole content, in place of what there is.
@@ -234,10 +303,37 @@ impl Contents {
         if commands.is_empty() {
             return Ok(());
         }
+        let items = self.items_of(names.iter().map(|name| self.id(*name)).collect()).await?;
+        let removal = self.items.removal(items).await?;
+        let commands: Vec<_> = removal.map(|record| (self.partition, record)).into_iter().chain(commands).collect();
         for answer in self.shared.engine.write(commands).await? {
             answer.map_err(|error| crate::engine::write_problem(&error))?;
         }
         Ok(())
+    }
+
+    /// Returns the items that records name.
+    async fn items_of(&self, records: Vec<RunId>) -> Result<Vec<MemoryId>, Problem> {
+        let partition = self.partition;
+        let read = move |partitions: &mut engram_store::Partitions| {
+            let ledger = partitions.ledger(partition);
+            let entries = records.iter().filter_map(|id| ledger?.runs.get(*id));
+            let on_disk = entries.filter(|entry| Header::decode(&entry.state).is_some_and(|it| it.0.is_on_disk()));
+            let rows = on_disk.flat_map(|entry| &entry.rows);
+            rows.filter_map(|row| Some(MemoryId(StoredChunk::decode(row)?.item))).collect()
+        };
+        self.shared.engine.read_leased(vec![partition], read).await
+    }
+
+    /// Removes the items that no content names: their writers died.
+    pub(super) async fn remove_orphans(&self) -> Result<(), Problem> {
+        let old = self.items.old().await?;
+        if old.is_empty() {
+            return Ok(());
+        }
+        let names = self.names().await?.into_iter().map(|name| self.id(name)).collect();
+        let named: std::collections::BTreeSet<MemoryId> = self.items_of(names).await?.into_iter().collect();
+        self.items.remove(old.into_iter().filter(|item| !named.contains(item)).collect()).await
     }
 
     /// Removes the contents that `is_kept` does not name.

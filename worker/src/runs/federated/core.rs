@@ -1,20 +1,21 @@
 //! The server of a run with its records and its waiting clients.
 
+mod aggregate;
+mod correction;
+
 use super::blobs::{ContentName, Contents, hexadecimal};
 use super::masks::Masks;
-use super::versions::put_version;
+use super::versions::Memory;
 use super::{Caller, Interruption, Request, Submission, done, failed, now_millis, patiently};
 use engram_api::Code;
-use engram_federated::aggregation::{aggregate_sum, aggregate_updates};
 use engram_federated::job::Job;
 use engram_federated::model_signature::{model_key, sign_model};
 use engram_federated::round::{Action, Batch, Digest, Event, Outcome, Refusal, Task};
-use engram_federated::service::{Denial, Report, Service, decode_update, update_of};
-use engram_federated::strategy::Aggregator;
+use engram_federated::service::{Denial, Report, Service};
 use engram_learn::run::Order;
 use engram_proto::v1;
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 /// Time after which a client without a task checks in again, in milliseconds.
@@ -45,7 +46,7 @@ pub(super) struct Core {
     service: Service,
     /// Writes of the record so far.
     version: u64,
-    aggregator: Aggregator,
+    memory: Memory,
     is_changed: bool,
     waiters: BTreeMap<u64, Waiter>,
     /// Sent once the record is written.
@@ -85,14 +86,18 @@ impl Core {
         let service: Service = service;
         let name = ContentName::Aggregator(service.rounds().version());
         let stored = patiently(|| contents.get(name)).await?.ok_or_else(|| corrupt("model"))?;
-        let aggregator = postcard::from_bytes(&stored).map_err(|_| corrupt("model"))?;
+        let memory = Memory::decode(&job, &stored).ok_or_else(|| corrupt("model"))?;
+        if job.is_on_disk() {
+            patiently(|| contents.items().create()).await?;
+            patiently(|| contents.remove_orphans()).await?;
+        }
         let masks = Masks::open(&job, &contents, &service).await?;
         let mut core = Self {
             job,
             contents,
             service,
             version,
-            aggregator,
+            memory,
             is_changed: version == 0,
             waiters: BTreeMap::new(),
             replies: Vec::new(),
@@ -113,8 +118,7 @@ impl Core {
     /// Stores the first version.
     async fn create(job: &Job, contents: &Contents) -> Result<Service, Interruption> {
         let invalid = |error: engram_federated::error::InvalidInput| failed(Code::InvalidValue, error.to_string());
-        let aggregator = job.aggregator().map_err(invalid)?;
-        let model = put_version(job, contents, &aggregator).await?;
+        let (_, model) = Memory::create(job, contents).await?;
         Service::new(job, rand::random(), model).map_err(invalid)
     }
 
@@ -134,7 +138,7 @@ impl Core {
     /// The clipping norm of the next aggregation.
     pub(super) fn clip(&self) -> Option<f64> {
         let privacy = self.job.privacy?;
-        Some(self.aggregator.adaptive_clip().map_or(privacy.clip, |clip| clip.norm))
+        Some(self.memory.adaptive_clip().map_or(privacy.clip, |clip| clip.norm))
     }
 
     pub(super) const fn aborted(&self) -> u64 {
@@ -195,6 +199,10 @@ impl Core {
                     is_new
                 });
                 self.later(reply, answer.map_err(Denial::from));
+            }
+            Request::Correction { caller, version, offset, bytes, reply } => {
+                let answer = self.correction_part(&caller, version, offset, bytes);
+                self.later(reply, answer);
             }
             Request::GiveUp { caller, task, reply } => {
                 let answer = self.service.authenticate(&caller.client, &caller.secret).map(|client| {
@@ -259,8 +267,9 @@ impl Core {
             let text = "masked updates, by ExchangeMasks: the run aggregates securely";
             return Err(engram_federated::error::InvalidInput::new("update", "not masked", text).into());
         }
-        let Submission { task, nonce, digest, samples, loss, .. } = submission;
-        let report = Report { nonce, samples, loss };
+        let Submission { task, nonce, digest, samples, loss, rate_sum, .. } = submission;
+        let rate_sum = self.required_rate_sum(rate_sum)?;
+        let report = Report { nonce, samples, loss, rate_sum };
         let run = self.job.rounds.run.clone();
         let actions = self.service.commit(&run, (client, task, digest), report, now)?;
         let mut answer = Err(Denial::Round(Refusal::LeaseExpired));
@@ -353,6 +362,7 @@ impl Core {
             shape: layer.shape.clone(),
             local: layer.local,
         };
+        let (correction_digest, correction_signature) = self.signed_correction(&task);
         let encoding = if self.job.is_quantized() { v1::ModelEncoding::Int8 } else { v1::ModelEncoding::Unspecified };
         v1::FederatedTask {
             number: task.number,
@@ -369,6 +379,8 @@ impl Core {
             model_encoding: encoding.into(),
             model_key: model_key(self.service.seed()).to_vec().into(),
             model_signature: sign_model(self.service.seed(), &self.job.rounds.run, task.version, &task.model).into(),
+            correction_digest: correction_digest.into(),
+            correction_signature: correction_signature.into(),
         }
     }
 
@@ -417,7 +429,7 @@ impl Core {
         let Some(end) = self.masks.take_end() else { return };
         let (run, now) = (self.job.rounds.run.clone(), now_millis());
         for (client, task, content, loss) in end {
-            let report = Report { nonce: 0, samples: 1, loss };
+            let report = Report { nonce: 0, samples: 1, loss, rate_sum: None };
             match self.service.commit(&run, (client, task, content), report, now) {
                 Ok(actions) => self.apply(actions),
                 Err(error) => tracing::warn!(run, %error, "failed to count a masked update"),
@@ -425,61 +437,6 @@ impl Core {
         }
         let actions = self.service.step(Event::CloseRound, now);
         self.apply(actions);
-    }
-
-    /// Aggregates the next batch and stores the version. Returns `None` if there is none.
-    pub(super) async fn aggregate_next(&mut self) -> Result<Option<Step>, Interruption> {
-        let Some(batch) = self.batches.pop_front() else { return Ok(None) };
-        let began = Instant::now();
-        let aggregator = self.next_version(&batch).await?;
-        let model = put_version(&self.job, &self.contents, &aggregator).await?;
-        let seconds = began.elapsed().as_secs_f64();
-        self.aggregator = aggregator;
-        let clients = batch.contributions.iter().map(|it| {
-            let name = self.service.name_of(it.client).unwrap_or_default().to_owned();
-            (name, self.service.report(it.task).copied().unwrap_or(Report { nonce: 0, samples: 0, loss: None }))
-        });
-        let updates = clients.collect();
-        let (_, actions) = self.service.aggregated(&batch, model, now_millis());
-        let missing = std::mem::take(&mut self.missing);
-        self.is_changed = true;
-        self.apply(actions);
-        self.write_state().await?;
-        self.sweep().await?;
-        Ok(Some(Step { updates, missing, model, seconds }))
-    }
-
-    async fn next_version(&self, batch: &Batch) -> Result<Aggregator, Interruption> {
-        let (job, seed, number) = (self.job.clone(), *self.service.seed(), batch.number);
-        let mut aggregator = self.aggregator.clone();
-        let sum = self.masks.sum().cloned();
-        let updates = if job.secure.is_some() { Vec::new() } else { self.updates(batch).await? };
-        let compute = move || {
-            let result = match (&sum, job.secure.is_some()) {
-                (Some(sum), true) => aggregate_sum(&job, &mut aggregator, sum, number, &seed),
-                _ => aggregate_updates(&job, &mut aggregator, &updates, number, &seed),
-            };
-            result.map(|()| aggregator)
-        };
-        let computed = tokio::task::spawn_blocking(compute).await;
-        let computed = computed.map_err(|error| failed(Code::RunFailed, error.to_string()))?;
-        computed.map_err(|error| failed(Code::RunFailed, format!("failed to aggregate: {error}")))
-    }
-
-    /// Reads the updates of a batch.
-    async fn updates(&self, batch: &Batch) -> Result<Vec<engram_federated::model::Update>, Interruption> {
-        let mut updates = Vec::with_capacity(batch.contributions.len());
-        for contribution in &batch.contributions {
-            let task = contribution.task;
-            let missing = || failed(Code::Corrupt, format!("the update of task {task} is missing"));
-            let report = *self.service.report(task).ok_or_else(missing)?;
-            let name = ContentName::Update { task, nonce: report.nonce };
-            let content = patiently(|| self.contents.get(name)).await?.ok_or_else(missing)?;
-            let delta = decode_update(&content, self.job.parameters(), &contribution.digest)
-                .map_err(|error| failed(Code::Corrupt, error.to_string()))?;
-            updates.push(update_of(contribution, report.samples, delta));
-        }
-        Ok(updates)
     }
 
     /// Removes contents that are not used any more.

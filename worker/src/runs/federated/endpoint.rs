@@ -5,9 +5,9 @@ use super::{Caller, Request as Order, Submission};
 use crate::runs::record;
 use crate::service::Plane;
 use crate::shared::Shared;
-use engram_federated::job::MAX_WAIT_MILLIS;
+use engram_federated::job::{MAX_PARAMETERS_IN_MEMORY, MAX_WAIT_MILLIS};
 use engram_federated::round::{Digest, Refusal};
-use engram_federated::service::{Denial, decode_update};
+use engram_federated::service::{Denial, check_chunk, decode_update, digest_of_chunks};
 use engram_learn::run::RunState;
 use engram_memory::RunId;
 use engram_proto::v1::federated_service_server::FederatedService;
@@ -174,6 +174,9 @@ impl FederatedEndpoint {
         if !(1..=CHUNK_BYTES).contains(&bytes) {
             return Err(invalid(format!("bytes: {bytes} is not allowed; allowed: 1 to {CHUNK_BYTES}")));
         }
+        if request.correction {
+            return self.local_correction(run, &recorded, request).await;
+        }
         let name = match request.encoding() {
             v1::ModelEncoding::Unspecified => ContentName::Model(version),
             v1::ModelEncoding::Int8 => ContentName::Quantized(version),
@@ -193,6 +196,26 @@ impl FederatedEndpoint {
                 }),
                 ..v1::GetModelPartResponse::default()
             },
+        })
+    }
+
+    async fn local_correction(
+        &self,
+        run: RunId,
+        recorded: &Recorded,
+        request: v1::GetModelPartRequest,
+    ) -> Result<v1::GetModelPartResponse, Problem> {
+        let v1::GetModelPartRequest { caller: owner, version, offset, bytes, .. } = request;
+        let (caller, bytes) = (caller(owner), bytes as usize);
+        let answer = self.ask(run, |reply| Order::Correction { caller, version, offset, bytes, reply }).await?;
+        Ok(match answer {
+            Ok((content, model_bytes)) => {
+                self.shared.metrics.federated.sent(&recorded.state.name, content.len());
+                v1::GetModelPartResponse { content: content.into(), model_bytes, refusal: None }
+            }
+            Err(denial) => {
+                v1::GetModelPartResponse { refusal: Some(refusal(&denial)), ..v1::GetModelPartResponse::default() }
+            }
         })
     }
 
@@ -233,6 +256,12 @@ impl FederatedEndpoint {
                 "the CRC-32C of the content: send it again".into(),
             ));
         }
+        // Of a content on disk no later step sees the whole.
+        if parameters > MAX_PARAMETERS_IN_MEMORY
+            && let Err(error) = check_chunk(&request.content)
+        {
+            return Ok(refused(&error.into()));
+        }
         match recorded.contents.append(name, expected, index, &request.content).await? {
             Written::Done => {
                 self.shared.metrics.federated.received(&recorded.state.name, request.content.len());
@@ -258,21 +287,34 @@ impl FederatedEndpoint {
         if let Err(denial) = self.ask(run, |reply| Order::Admit { caller: owner(), task: None, reply }).await? {
             return Ok(refused(&denial));
         }
-        let v1::CommitUpdateRequest { task, nonce, samples, loss, .. } = request;
-        let content = recorded.contents.get(ContentName::Update { task, nonce }).await?;
-        let parameters = parameters(&recorded.state)?;
-        let fault = match content {
-            None => Some("not uploaded completely".to_owned()),
-            Some(content) => {
-                let checked = tokio::task::spawn_blocking(move || decode_update(&content, parameters, &digest)).await;
-                let checked = checked.map_err(|error| Problem::of(ProblemKind::Unavailable, error.to_string()))?;
-                checked.err().map(|error| error.to_string())
-            }
-        };
-        let submission = Submission { task, nonce, digest, samples, loss, fault };
+        let v1::CommitUpdateRequest { task, nonce, samples, loss, rate_sum, .. } = request;
+        let name = ContentName::Update { task, nonce };
+        let fault = update_fault(&recorded.contents, name, parameters(&recorded.state)?, digest).await?;
+        let submission = Submission { task, nonce, digest, samples, loss, rate_sum, fault };
         let answer = self.ask(run, |reply| Order::Commit { caller: owner(), submission, reply }).await?;
         Ok(answer.unwrap_or_else(|denial| refused(&denial)))
     }
+}
+
+/// Returns why an uploaded content is no update; nothing if it is one.
+async fn update_fault(
+    contents: &Contents,
+    name: ContentName,
+    parameters: usize,
+    digest: Digest,
+) -> Result<Option<String>, Problem> {
+    let incomplete = || Some("not uploaded completely".to_owned());
+    if parameters > MAX_PARAMETERS_IN_MEMORY {
+        return Ok(match contents.chunk_digests(name).await? {
+            None => incomplete(),
+            Some(chunks) if digest_of_chunks(&chunks) == digest => None,
+            Some(_) => Some("another digest than that of the uploaded chunks".to_owned()),
+        });
+    }
+    let Some(content) = contents.get(name).await? else { return Ok(incomplete()) };
+    let checked = tokio::task::spawn_blocking(move || decode_update(&content, parameters, &digest)).await;
+    let checked = checked.map_err(|error| Problem::of(ProblemKind::Unavailable, error.to_string()))?;
+    Ok(checked.err().map(|error| error.to_string()))
 }
 
 /// Number of shared parameters of a recorded run.

@@ -6,6 +6,7 @@
 mod blobs;
 mod core;
 mod endpoint;
+mod items;
 mod masks;
 mod metrics;
 mod progress;
@@ -64,6 +65,7 @@ struct Submission {
     digest: engram_federated::round::Digest,
     samples: u64,
     loss: Option<f64>,
+    rate_sum: Option<f64>,
     /// Why the content cannot be used; `None` if it can.
     fault: Option<String>,
 }
@@ -91,6 +93,14 @@ enum Request {
     Revoke {
         client: String,
         reply: oneshot::Sender<Result<bool, Denial>>,
+    },
+    /// Reads a part of the client's correction at a version, and its length.
+    Correction {
+        caller: Caller,
+        version: u64,
+        offset: u64,
+        bytes: usize,
+        reply: oneshot::Sender<Result<(Vec<u8>, u64), Denial>>,
     },
     GiveUp {
         caller: Caller,
@@ -138,7 +148,9 @@ fn now_millis() -> u64 {
 
 /// Removes the contents of a run that is removed, or will not continue.
 pub(super) async fn forget_contents(shared: &Arc<Shared>, run: RunId, identity: RunId) -> Result<(), Problem> {
-    Contents::new(shared, run, identity).sweep(|_| false).await
+    let contents = Contents::new(shared, run, identity);
+    contents.sweep(|_| false).await?;
+    contents.remove_orphans().await
 }
 
 /// Registration of a driver; dropping it ends the registration.
@@ -357,7 +369,7 @@ async fn patiently<T, F: Future<Output = Result<T, Problem>>>(call: impl Fn() ->
         match call().await {
             Ok(value) => return Ok(value),
             Err(problem) => match problem.kind() {
-                ProblemKind::DataCorruption | ProblemKind::Invalid => {
+                ProblemKind::DataCorruption | ProblemKind::Invalid | ProblemKind::BufferUnknown => {
                     return Err(failed(Code::RunFailed, problem.message));
                 }
                 ProblemKind::NotPrimary => return Err(Interruption::Superseded),
