@@ -49,7 +49,7 @@ fn tuned(file: &str) -> (Value, [f64; 3]) {
 }
 
 #[test]
-fn tuning_a_long_history_beats_both_baselines_and_is_repeatable() {
+fn tuning_a_long_history_predicts_better_than_both_baselines_and_is_repeatable() {
     let folder = tempfile::tempdir().expect("failed to create a folder");
     let file = manifest(folder.path(), "phases", &phases());
     let (result, [tuned_rate, frequent, recent]) = tuned(&file);
