@@ -159,6 +159,18 @@ impl Store {
         let mut actions = Vec::new();
         self.states[partition.0 as usize].replica.apply_entry(entry, &mut actions);
         self.execute_actions(partition, actions, None);
+        self.drop_removed_followers(partition);
+    }
+
+    /// Ends streams and state transfers to followers that the map does not name any more. Such a follower may never answer, and what is in
+    /// flight to it counts against the capacity of its worker.
+    fn drop_removed_followers(&mut self, partition: PartitionId) {
+        let followers: BTreeSet<Ordinal> =
+            self.states[partition.0 as usize].replica.followers().map(|(ordinal, _)| ordinal).collect();
+        self.replication.transfers.keep_only(partition, &followers);
+        let shipping = &mut self.replication.shipping;
+        let removed: Vec<Ordinal> = shipping.followers(partition).filter(|to| !followers.contains(to)).collect();
+        removed.into_iter().for_each(|to| shipping.stop(partition, to));
     }
 
     /// Handles a new stream to a process; messages sent before to its ordinal may be lost.

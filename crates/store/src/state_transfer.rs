@@ -104,6 +104,14 @@ impl StateTransfers {
         self.sending.retain(|sending| sending.partition != partition);
     }
 
+    /// Drops the transfers of a partition to others than `followers`.
+    pub(crate) fn keep_only(&mut self, partition: PartitionId, followers: &BTreeSet<Ordinal>) {
+        let stays = |other: PartitionId, to: Ordinal| other != partition || followers.contains(&to);
+        self.queued.retain(|(other, to)| stays(*other, *to));
+        self.in_flight.retain(|(other, to)| stays(*other, *to));
+        self.sending.retain(|sending| stays(sending.partition, sending.to));
+    }
+
     /// Returns the next transfer to start: the first of a `single_replica` partition, or else the first, among followers with capacity.
     fn next(&mut self, single_replica: impl Fn(PartitionId) -> bool) -> Option<(PartitionId, Ordinal)> {
         if self.sending.len() >= MAX_CONCURRENT_TRANSFERS {

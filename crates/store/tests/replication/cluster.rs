@@ -41,6 +41,8 @@ pub(crate) struct Node {
 pub(crate) struct TestCluster {
     pub(crate) nodes: Vec<Node>,
     pub(crate) entry: Entry,
+    /// Entries of the further partitions.
+    pub(crate) others: Vec<Entry>,
     version: u64,
     pub(crate) clock: Arc<ManualClock>,
     pub(crate) retained_bytes: usize,
@@ -58,6 +60,10 @@ impl TestCluster {
     }
 
     pub(crate) fn with(nodes: u32, replicas: u32, durability: Durability) -> Self {
+        Self::with_partitions(nodes, replicas, durability, 1)
+    }
+
+    pub(crate) fn with_partitions(nodes: u32, replicas: u32, durability: Durability, partitions: usize) -> Self {
         let clock = Arc::new(ManualClock::new(10_000_000));
         let mut cluster = Self {
             nodes: (0..nodes)
@@ -68,6 +74,7 @@ impl TestCluster {
                 store: Default::default(),
                 incarnation: Default::default(),
             }]),
+            others: Vec::new(),
             version: 0,
             clock,
             retained_bytes: 1 << 20,
@@ -76,8 +83,10 @@ impl TestCluster {
             delays: |_| false,
             delayed: Vec::new(),
         };
+        cluster.others = vec![cluster.entry.clone(); partitions - 1];
         (0..nodes as usize).for_each(|node| cluster.start(node));
         cluster.entry = Entry::first((0..replicas as usize).map(|node| cluster.member(node)).collect());
+        cluster.others.fill(cluster.entry.clone());
         cluster.publish();
         (0..nodes as usize).for_each(|node| cluster.connect(node));
         cluster.settle();
@@ -86,7 +95,7 @@ impl TestCluster {
     }
 
     pub(crate) fn start(&mut self, node: usize) {
-        let shape = Shape { partitions: 1, law: Law::Linear, features: FeatureShape::NONE };
+        let shape = Shape { partitions: 1 + self.others.len() as u32, law: Law::Linear, features: FeatureShape::NONE };
         let mut options = Options::new(ClusterId(7), shape, Settings::default());
         options.replication.ordinal = Ordinal(node as u32);
         options.replication.replicas = 2;
@@ -129,14 +138,27 @@ impl TestCluster {
 
     pub(crate) fn publish(&mut self) {
         self.version += 1;
-        let map = PartitionMap { cluster: ClusterId(7), version: self.version, partitions: vec![self.entry.clone()] };
+        let partitions = [&self.entry].into_iter().chain(&self.others).cloned().collect();
+        let map = PartitionMap { cluster: ClusterId(7), version: self.version, partitions };
         let receivers = self.nodes.iter_mut().enumerate().filter(|(node, _)| Some(*node) != self.without_map);
         receivers.filter_map(|(_, node)| node.store.as_mut()).for_each(|store| store.update_map(&map));
     }
 
     pub(crate) fn change(&mut self, change: &Change) {
-        self.entry = self.entry.apply(change).unwrap();
+        self.change_of(P, change);
+    }
+
+    pub(crate) fn change_of(&mut self, partition: PartitionId, change: &Change) {
+        let entry = self.entry_of(partition);
+        *entry = entry.apply(change).unwrap();
         self.publish();
+    }
+
+    pub(crate) fn entry_of(&mut self, partition: PartitionId) -> &mut Entry {
+        match partition.0 {
+            0 => &mut self.entry,
+            other => &mut self.others[other as usize - 1],
+        }
     }
 
     pub(crate) fn kill(&mut self, node: usize) {
@@ -225,9 +247,9 @@ impl TestCluster {
                     store.receive(from, envelopes).unwrap();
                 }
             }
-            for Proposal { expected, change, .. } in proposals {
-                if self.entry.expectation() == expected {
-                    self.change(&change);
+            for Proposal { partition, expected, change } in proposals {
+                if self.entry_of(partition).expectation() == expected {
+                    self.change_of(partition, &change);
                 }
             }
         }
@@ -235,14 +257,27 @@ impl TestCluster {
     }
 
     pub(crate) fn submit(&mut self, node: usize, record: Record) -> Arc<Mutex<Option<Answer>>> {
+        self.submit_to(P, node, record)
+    }
+
+    pub(crate) fn submit_to(
+        &mut self,
+        partition: PartitionId,
+        node: usize,
+        record: Record,
+    ) -> Arc<Mutex<Option<Answer>>> {
         let slot = Arc::new(Mutex::new(None));
         let result = Arc::clone(&slot);
-        self.store(node).write(vec![(P, record)], move |mut answers| *result.lock() = answers.pop());
+        self.store(node).write(vec![(partition, record)], move |mut answers| *result.lock() = answers.pop());
         slot
     }
 
     pub(crate) fn write(&mut self, node: usize, record: Record) -> Answer {
-        let answer = self.submit(node, record);
+        self.write_to(P, node, record)
+    }
+
+    pub(crate) fn write_to(&mut self, partition: PartitionId, node: usize, record: Record) -> Answer {
+        let answer = self.submit_to(partition, node, record);
         self.settle();
         let answer = answer.lock().take();
         answer.expect("answered once the cluster is idle")

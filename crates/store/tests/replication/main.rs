@@ -8,7 +8,9 @@ mod reads;
 
 use cluster::{P, TestCluster, reinforce, upsert};
 use engram_cluster::Change;
-use engram_memory::{Command, Lsn, MemoryId, OnMissing, Ordinal, Record, Term, Updates};
+use engram_memory::{
+    Command, Lsn, MemoryId, OnMissing, Ordinal, PartitionId, Record, Term, Updates, Upsert, partition_of,
+};
 use engram_store::{Durability, WriteError};
 
 #[test]
@@ -66,14 +68,55 @@ fn a_primary_without_its_backup_stalls_until_the_map_removes_the_backup() {
 /// Creates a cluster whose log no longer has the first records of its partition.
 fn cluster_with_long_history() -> TestCluster {
     let mut cluster = TestCluster::new(3, 2);
-    cluster.write(0, upsert(0..20_000)).unwrap();
-    for batch in 0..40_u64 {
-        let ids = (0..5_000).map(|id| MemoryId((id + batch * 500) % 20_000)).collect::<Vec<_>>();
+    write_long_history(&mut cluster, P);
+    cluster
+}
+
+/// Writes more to a partition than the log keeps of all.
+fn write_long_history(cluster: &mut TestCluster, partition: PartitionId) {
+    let ids = insert_memories(cluster, partition);
+    for batch in 0..40 {
+        let ids: Vec<MemoryId> = (0..5_000).map(|index| ids[(index + batch * 500) % ids.len()]).collect();
         let deltas = vec![1_000; ids.len()];
         let updates = Updates::ById { ids, deltas, on_missing: OnMissing::Report, keys: None };
-        cluster.write(0, Record::bare(Command::Reinforce(updates))).unwrap();
+        cluster.write_to(partition, 0, Record::bare(Command::Reinforce(updates))).unwrap();
     }
-    cluster
+}
+
+/// Inserts 20,000 memories into a partition.
+fn insert_memories(cluster: &mut TestCluster, partition: PartitionId) -> Vec<MemoryId> {
+    let partitions = 1 + cluster.others.len() as u32;
+    let mine = (0..).map(MemoryId).filter(|id| partition_of(*id, partitions) == partition);
+    let ids: Vec<MemoryId> = mine.take(20_000).collect();
+    let upsert = Upsert { ids: ids.clone(), ..Upsert::default() };
+    cluster.write_to(partition, 0, Record::bare(Command::Upsert(upsert))).unwrap();
+    ids
+}
+
+/// Two coordinators that disagree name learners and drop them again.
+#[test]
+fn transfers_to_dropped_learners_do_not_prevent_others_to_their_worker() {
+    let mut cluster = TestCluster::with_partitions(3, 2, Durability::Sync, 3);
+    let [first, second, third] = [0, 1, 2].map(PartitionId);
+    insert_memories(&mut cluster, first);
+    insert_memories(&mut cluster, second);
+    write_long_history(&mut cluster, third);
+    cluster.set_free_space(2, Some(50_000));
+    let learn = |learners: &[u32]| Change::Learn(learners.iter().copied().map(Ordinal).collect());
+    [first, second].into_iter().for_each(|partition| cluster.change_of(partition, &learn(&[2])));
+    cluster.settle();
+    assert_eq!(cluster.store(2).stats().failed_snapshots, 2, "neither was installed");
+    [first, second].into_iter().for_each(|partition| cluster.change_of(partition, &learn(&[])));
+    cluster.settle();
+    cluster.set_free_space(2, None);
+    cluster.clock.advance(10_000);
+    cluster.settle();
+    cluster.change_of(third, &learn(&[2]));
+    cluster.settle();
+    assert_eq!(cluster.entry_of(third).isr.len(), 3, "a third replica of the third partition is created");
+    cluster.change_of(first, &learn(&[2]));
+    cluster.settle();
+    assert_eq!(cluster.entry.isr.len(), 3, "a learner that is named again, too");
 }
 
 #[test]
