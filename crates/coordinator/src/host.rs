@@ -1,6 +1,7 @@
 //! Several coordinators in one process behind one listener: every message names its cluster, and every TLS connection
 //! does too, so that it is served with the keys of that cluster.
 
+use crate::accept;
 use crate::environment::Environment;
 use crate::guard::{AuthorizedService, TokenAuthorizer};
 use crate::service::{Service, Views, first_heartbeat};
@@ -17,11 +18,11 @@ use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 use tonic::service::Routes;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 /// How long pending proposals may take to be written at shutdown.
@@ -34,6 +35,7 @@ const FLUSH_DELAY: Duration = Duration::from_millis(50);
 pub struct Host {
     clusters: Arc<RwLock<BTreeMap<ClusterId, HostedCluster>>>,
     refusals: Arc<Refusals>,
+    refused_connections: Arc<AtomicU64>,
 }
 
 struct HostedCluster {
@@ -178,6 +180,11 @@ impl Host {
         &self.refusals
     }
 
+    /// Counter of connections refused because too few file descriptors were free.
+    pub const fn refused_connections(&self) -> &Arc<AtomicU64> {
+        &self.refused_connections
+    }
+
     /// Serves on `listener` until `shutdown` completes.
     ///
     /// # Errors
@@ -215,8 +222,8 @@ impl Host {
 
     async fn serve(self, listener: TcpListener, others: Routes, shutdown: BoxFuture<'_, ()>) -> Result<(), Error> {
         let (host, lookup) = (self.clone(), self.clone());
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let refusals = Arc::clone(&self.refusals);
+        let incoming = accept::incoming(listener, Arc::clone(&self.refused_connections));
         let incoming = accept_for_clusters(incoming, move |cluster| lookup.keys(cluster), refusals);
         let service =
             CoordinatorServiceServer::new(self).max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);

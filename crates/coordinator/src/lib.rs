@@ -13,6 +13,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod accept;
 mod environment;
 mod guard;
 mod host;
@@ -44,7 +45,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_stream::Stream;
-use tonic::transport::server::{Connected, TcpIncoming};
+use tonic::transport::server::Connected;
 
 /// Interval of HTTP/2 keepalives to a silent worker.
 const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -219,7 +220,7 @@ impl Coordinator {
 
     /// Not generic, so that the coordinator is compiled once here and not in every program and test that runs one.
     fn run_until(self, listener: TcpListener, shutdown: BoxFuture<'_, ()>) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(self.run_on(TcpIncoming::from(listener).with_nodelay(Some(true)), shutdown))
+        Box::pin(self.run_on(accept::incoming(listener, Arc::default()), shutdown))
     }
 
     /// Serves over TLS, authorized by certificates. A connection lasts until it breaks, since its end is evidence of a
@@ -233,7 +234,7 @@ impl Coordinator {
         keys: Arc<Keys>,
         shutdown: impl Future<Output = ()> + Send + 'a,
     ) -> BoxFuture<'a, Result<(), Error>> {
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let incoming = accept::incoming(listener, Arc::default());
         let incoming = engram_identity::accept(incoming, Arc::clone(&keys), Callers::Certified, None);
         let service = service::Service { shared: Arc::clone(&self.shared) };
         let service = guard::AuthorizedService { service, keys: Some(keys), authorizer: None };

@@ -20,6 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Consecutive reads that find an older map before it counts as a replacement of the newest one: a single read may be
 /// stale.
 const MAX_OLDER_READS: u32 = 2;
+/// Duration of a deletion, from the end of the map to that of the coordinator. The operator stops it within 5 s of the end of the
+/// LearnerCluster, which a terminating namespace may delete after the map.
+const DELETION_MS: u64 = 30_000;
 
 /// A worker that has connected since this coordinator started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,6 +141,8 @@ pub(crate) struct State {
     last_failover_ms: Option<u64>,
     /// Why the map is lost, if it is.
     lost: Option<String>,
+    /// Since when the map has been missing; `None` once this was logged as an error.
+    missing_since_ms: Option<u64>,
     /// Newest map version on any worker's disk.
     seen_version: u64,
     /// Newest map version reported in heartbeats.
@@ -167,6 +172,7 @@ impl State {
             conditions: Vec::new(),
             last_failover_ms: None,
             lost: None,
+            missing_since_ms: None,
             seen_version: 0,
             reported_version: 0,
             is_overtaken: false,
@@ -218,6 +224,23 @@ impl State {
         }
     }
 
+    /// Marks the map as lost because it is missing. It is an error only if the cluster is still coordinated after [`DELETION_MS`]: the map
+    /// of a deleted cluster or namespace is often gone before its coordinator stops.
+    fn lose_missing(&mut self, version: u64, now_ms: u64) {
+        let why = map_gone_text(version);
+        if self.lost.as_ref() != Some(&why) {
+            tracing::info!(why, "partition map missing; normal while the cluster or its namespace is deleted");
+            self.lost = Some(why);
+            self.missing_since_ms = Some(now_ms);
+        }
+    }
+
+    /// Returns why the map is lost if it has been missing for longer than a deletion takes, once.
+    fn take_overdue_loss(&mut self, now_ms: u64) -> Option<&str> {
+        self.missing_since_ms.take_if(|since_ms| now_ms >= *since_ms + DELETION_MS)?;
+        self.lost.as_deref()
+    }
+
     /// Finishes pending proposals and starts nothing new.
     pub(crate) fn close(&mut self) {
         self.is_closing = true;
@@ -259,7 +282,7 @@ impl State {
         }
         self.older_reads += 1;
         match map {
-            None => self.lose(map_gone_text(newest)),
+            None => self.lose_missing(newest, now_ms),
             Some(_) if self.older_reads >= MAX_OLDER_READS => {
                 self.lose(format!(
                     "the partition map has version {version}, but version {newest} was seen: it was replaced by an older one"

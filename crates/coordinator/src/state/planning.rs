@@ -1,6 +1,6 @@
 //! Plans the next map: accepted proposals of workers, and the decisions of the coordinator.
 
-use super::{State, WorkerState, map_gone_text};
+use super::{State, WorkerState};
 use crate::Options;
 use engram_cluster::{
     Change, ClusterObservation, ExpectedEntry, PartitionMap, Plan, WorkerObservation, decide, find_absent,
@@ -59,7 +59,10 @@ impl State {
     /// Returns the map to write now: all proposals that match the current entries, plus decisions.
     pub(crate) fn next_map(&mut self, options: &Options, now_ms: u64) -> Option<MapUpdate> {
         if self.map.is_none() && self.seen_version > 0 && self.lost.is_none() {
-            self.lose(map_gone_text(self.seen_version));
+            self.lose_missing(self.seen_version, now_ms);
+        }
+        if let Some(why) = self.take_overdue_loss(now_ms) {
+            tracing::error!(why, "partition map lost");
         }
         if let Some(lost) = &self.lost {
             self.conditions = vec![format!("{lost}; no changes until it is restored: engram partition rebuild-map")];

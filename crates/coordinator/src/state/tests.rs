@@ -269,3 +269,18 @@ fn surplus_workers_may_connect_while_they_hold_replicas() {
     assert_eq!(state.draining(&options(1)), [Ordinal(1)].into());
     assert_eq!(state.max_workers(&options(4)), 4);
 }
+
+#[test]
+fn missing_map_is_an_error_only_if_the_cluster_outlives_it() {
+    let mut state = formed();
+    let map = state.map().cloned();
+    state.map_read(None, LATER);
+    assert!(state.next_map(&options(2), LATER).is_none() && state.lost().is_some(), "nothing is written from now on");
+    assert_eq!(state.take_overdue_loss(LATER + DELETION_MS - 1), None, "its cluster may be in deletion");
+    assert!(state.take_overdue_loss(LATER + DELETION_MS).is_some_and(|why| why.contains("missing")));
+    assert_eq!(state.take_overdue_loss(LATER + 2 * DELETION_MS), None, "reported once");
+    state.map_read(map.clone(), LATER);
+    state.map_read(None, LATER);
+    state.map_read(map, LATER);
+    assert_eq!(state.take_overdue_loss(LATER + DELETION_MS), None, "it was found again");
+}
