@@ -4,7 +4,7 @@
 //! has one entry per id, or none.
 
 use crate::v1;
-use engram_memory::edge::{self, OutOfRange};
+use engram_memory::edge::{self, OutOfRange, ShortNumber};
 use engram_memory::{
     Blobs, FeatureShape, FeatureType, Group, MAX_IDS, MAX_KEY_BYTES, MAX_PAYLOAD_BYTES, MemoryId, OnMissing,
     PartitionId, Updates, Upsert, law, partition_of,
@@ -46,7 +46,7 @@ impl Invalid {
     }
 
     fn float(field: &'static str, index: Option<usize>, refused: OutOfRange) -> Self {
-        Self { field, index, value: refused.value.to_string(), allowed: refused.allowed }
+        Self { field, index, value: ShortNumber(refused.value).to_string(), allowed: refused.allowed }
     }
 }
 
@@ -184,7 +184,7 @@ pub fn query(from: &[f32], shape: FeatureShape) -> Result<Vec<u16>, Invalid> {
     }
     let rounded = |(index, value): (usize, &f32)| {
         let short = f16::from_f32(*value);
-        let refused = || Invalid::entry("query", index, value.to_string(), "a finite number of at most 65,504");
+        let refused = || Invalid::entry("query", index, shown(*value), "a finite number of at most 65,504");
         short.is_finite().then(|| short.to_bits()).ok_or_else(refused)
     };
     from.iter().enumerate().map(rounded).collect()
@@ -270,7 +270,7 @@ fn features(from: &[f32], rows: usize, shape: FeatureShape) -> Result<Vec<u8>, I
             "as many values per id as the cluster's dimension",
         ));
     }
-    let refused = |index: usize, allowed| Invalid::entry("features", index, from[index].to_string(), allowed);
+    let refused = |index: usize, allowed| Invalid::entry("features", index, shown(from[index]), allowed);
     let mut bits = Vec::with_capacity(rows * shape.bytes());
     for (index, value) in from.iter().enumerate() {
         match shape.dtype {
@@ -286,6 +286,10 @@ fn features(from: &[f32], rows: usize, shape: FeatureShape) -> Result<Vec<u8>, I
         }
     }
     Ok(bits)
+}
+
+fn shown(value: f32) -> String {
+    ShortNumber(f64::from(value)).to_string()
 }
 
 fn keys(from: Option<v1::Blobs>, rows: usize) -> Result<Option<Blobs>, Invalid> {

@@ -3,6 +3,8 @@
 //! The cursor is `d = inserts * samples_per_insert - samples`. Inserts are allowed while the buffer fills up to `min_size`, or as long as d
 //! stays at or below `max_diff`; samples as long as there are `min_size` items and d stays at or above `min_diff`.
 
+use engram_memory::edge::ShortNumber;
+
 /// Settings. Ratios are in samples per insert.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
@@ -31,7 +33,7 @@ pub struct Counts {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
     /// A number out of its range.
-    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
+    #[error("{field}: {} is not allowed; allowed: {allowed}", ShortNumber(*value))]
     Range {
         /// Name of the setting.
         field: &'static str,
@@ -42,7 +44,9 @@ pub enum Error {
     },
     /// Bounds so close that neither side could proceed.
     #[error(
-        "max_diff - min_diff: {width} is not allowed; allowed: at least {least}, or inserts and samples block each other"
+        "max_diff - min_diff: {} is not allowed; allowed: at least {}, or inserts and samples block each other",
+        ShortNumber(*width),
+        ShortNumber(*least)
     )]
     TooNarrow {
         /// The distance of the bounds.
@@ -52,7 +56,10 @@ pub enum Error {
     },
     /// Bounds that the cursor cannot reach once the buffer is filled.
     #[error(
-        "min_size * samples_per_insert: {cursor} is not allowed; allowed: min_diff {min_diff} to max_diff {max_diff}"
+        "min_size * samples_per_insert: {} is not allowed; allowed: min_diff {} to max_diff {}",
+        ShortNumber(*cursor),
+        ShortNumber(*min_diff),
+        ShortNumber(*max_diff)
     )]
     Outside {
         /// The cursor after `min_size` inserts.
@@ -76,7 +83,7 @@ pub enum Wait {
         min_size: u64,
     },
     /// Samples are ahead of inserts.
-    #[error("waiting for inserts: {cursor} would be below min_diff {min_diff}")]
+    #[error("waiting for inserts: {} would be below min_diff {}", ShortNumber(*cursor), ShortNumber(*min_diff))]
     Inserts {
         /// The cursor after the call.
         cursor: f64,
@@ -84,7 +91,7 @@ pub enum Wait {
         min_diff: f64,
     },
     /// Inserts are ahead of samples.
-    #[error("waiting for samples: {cursor} would be above max_diff {max_diff}")]
+    #[error("waiting for samples: {} would be above max_diff {}", ShortNumber(*cursor), ShortNumber(*max_diff))]
     Samples {
         /// The cursor after the call.
         cursor: f64,
