@@ -94,8 +94,7 @@ const STAGES: [Option<usize>; 4] = [None, Some(0), Some(1), Some(CLIENTS)];
 
 #[test]
 fn a_round_survives_the_death_of_its_worker_at_each_stage_and_counts_each_update_once() {
-    let more = "  partitions: 4\n  capacity: { payloadCache: 4Mi }\n";
-    let mut cluster = Cluster::up(&cluster_manifest("fed", 3, more));
+    let mut cluster = Cluster::up(&cluster_manifest("fed", 3, "  partitions: 4\n"));
     let wrong =
         cluster.file("wrong.yaml", manifest("wrong", 2, "    secureAggregation: {}\n    strategy: { kind: Median }\n"));
     cluster.engram(&["run", &wrong]).fails_with(2, &["secureAggregation", "robust strategy", "single updates"]);
@@ -275,7 +274,6 @@ fn send_small_updates_during_a_slow_upload(cluster: &mut Cluster) {
         let file = cluster.file(&format!("{name}.yaml"), text);
         cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     }
-    let before: Vec<u64> = resident_bytes(cluster);
     let slow = SlowClient::new(VALUES);
     let half = slow.chunks() / 2;
     let task = cluster.client(async |client| {
@@ -302,21 +300,8 @@ fn send_small_updates_during_a_slow_upload(cluster: &mut Cluster) {
     });
     kill_driver(cluster, "large");
     wait_for_success(cluster, "large");
-    let after = resident_bytes(cluster);
     let model = cluster.client(async |client| model(&client, "large").await);
     assert!(model.len() == VALUES && model.iter().all(|value| *value == 0.5));
-    eprintln!("RESIDENT {before:?} {after:?}");
-}
-
-/// Resident memory of the workers.
-fn resident_bytes(cluster: &Cluster) -> Vec<u64> {
-    let pids = (0..3).filter_map(|worker| cluster.worker(worker));
-    let status = pids.filter_map(|pid| std::fs::read_to_string(format!("/proc/{pid}/status")).ok());
-    let kib = |text: String| {
-        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:").map(str::to_owned))?;
-        line.trim().trim_end_matches(" kB").parse::<u64>().ok()
-    };
-    status.filter_map(kib).map(|kib| kib << 10).collect()
 }
 
 /// A client that sends single chunks.
