@@ -160,7 +160,7 @@ fn example(job: &Job) -> Result<Verdict> {
     for arguments in [&["rank", "--limit", "20"][..], &["top", "--once"], &["down"]] {
         job.run(engram(arguments).arg("--state-dir").arg(&state))?;
     }
-    for manifest in ["own-events", "own-repository"] {
+    for manifest in ["own-events", "own-repository", "geodesic"] {
         let path = format!("examples/{manifest}.yaml");
         let mut up = engram(&["up", &path, "--exit-when-done", "--port-base", "0"]);
         job.run(up.arg("--state-dir").arg(job.scratch.join(manifest)))?;
