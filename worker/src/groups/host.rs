@@ -220,8 +220,8 @@ impl Host {
         self.processes.insert(member, Process { stream, responses, report: None });
         self.joined = Instant::now();
         let certificate = self.certificate.as_ref().map(|it| v1::GroupCertificate {
-            certificate: it.certificate().to_vec(),
-            key: it.key().to_vec(),
+            certificate: it.certificate().to_vec().into(),
+            key: it.key().to_vec().into(),
         });
         let GroupState { detect_ms, min_members, .. } = self.state;
         let settings = v1::GroupJoined { detect_ms, min_members, certificate };
