@@ -138,8 +138,7 @@ pub struct FederatedStrategy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub mu: Option<f64>,
-    /// With `FedAdam`, `FedYogi`, `FedAdagrad`, `Scaffold` and `FedBuff`: rate of the server, above 0; absent means 0.1, and 1 with `Scaffold` and
-    /// `FedBuff`.
+    /// With `FedAdam`, `FedYogi`, `FedAdagrad`, `Scaffold` and `FedBuff`: rate of the server, above 0; absent means 0.1, and 1 with the last two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub rate: Option<f64>,
