@@ -75,8 +75,8 @@ fn default_seed() -> u64 {
     42
 }
 
-/// A model as named layers of 32-bit numbers, at most 268,435,456 in all. More than 4,194,304 shared ones are on the disks of the workers: with `FedAvg`,
-/// `FedProx` and `FedBuff`, without `privacy`, `secureAggregation` and `Int8`.
+/// A model as named layers of 32-bit numbers, at most 268,435,456 in all. More than 4,194,304 shared ones are on the disks of the workers: with
+/// `FedAvg`, `FedProx` and `FedBuff`, without `privacy`, `secureAggregation` and `Int8`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FederatedModel {
