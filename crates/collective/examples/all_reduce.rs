@@ -1,6 +1,6 @@
-//! Measures all-reduce between two processes over TCP on the loopback interface.
+//! Measures all-reduce between two processes of one host, through shared memory, or over TCP on the loopback interface.
 //!
-//! `cargo run --release -p engram-collective --example all_reduce [-- streams]`
+//! `cargo run --release -p engram-collective --example all_reduce [-- tcp [STREAMS]]`
 //!
 //! Prints the best and the median time per size, and the bus bandwidth `2 (n - 1) / n S / t`. Each result is verified.
 
@@ -26,7 +26,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let own = listener.local_addr()?;
         return run(1, &[address.parse()?, own], &listener, streams.parse()?);
     }
-    let streams = arguments.get(1).map_or(Ok(1), |it| it.parse())?;
+    // 0 streams stand for shared memory.
+    let streams = match &arguments[1..] {
+        [] => 0,
+        [kind] if kind == "tcp" => 1,
+        [kind, streams] if kind == "tcp" => streams.parse()?,
+        _ => return Err("usage: all_reduce [tcp [STREAMS]]".into()),
+    };
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let own = listener.local_addr()?;
     let mut child = Command::new(std::env::current_exe()?)
@@ -45,8 +51,15 @@ fn run(
     listener: &TcpListener,
     streams: usize,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let options = TcpOptions { streams, connect: Duration::from_secs(10), ..TcpOptions::default() };
+    let shared_memory = streams == 0;
+    let options = TcpOptions {
+        streams: streams.max(1),
+        connect: Duration::from_secs(10),
+        shared_memory,
+        ..TcpOptions::default()
+    };
     let mut transport = Tcp::connect(rank, 1, addresses, listener, None, options)?;
+    assert_eq!(transport.shared_connections(), usize::from(shared_memory), "connections through shared memory");
     let cancel = AtomicBool::new(false);
     let mut give_up = |_: usize| false;
     let mut executor = Executor::new();

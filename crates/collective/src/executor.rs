@@ -12,8 +12,8 @@ use crate::split;
 use crate::transport::{Error, Transport, Wait};
 use crate::tree;
 
-/// Chunks that are sent before the first is received: more hide more of the pauses of a busy processor.
-const AHEAD: usize = 4;
+/// Chunks that are sent before the first is received: more of them overflow the rings of shared memory, and are copied once more.
+const AHEAD: usize = 2;
 /// Usual elements of a chunk: 256 KiB, measured as the best compromise between system calls and what the cache of a processor holds.
 const CHUNK: usize = 64 << 10;
 const _: () = assert!(CHUNK * size_of::<f32>() <= MAX_PAYLOAD_BYTES);

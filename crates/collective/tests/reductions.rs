@@ -1,4 +1,4 @@
-//! Reductions over threads of this process and over TCP on the loopback interface.
+//! Reductions over threads of this process, over TCP on the loopback interface and through shared memory.
 #![allow(clippy::unwrap_used)] // Helpers of tests.
 
 use std::io::Write;
@@ -24,20 +24,40 @@ fn listeners(ranks: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
     (listeners, addresses)
 }
 
-fn connect(rank: usize, addresses: &[SocketAddr], listener: &TcpListener, streams: usize) -> Tcp {
-    let options = TcpOptions { streams, connect: PATIENT, ..TcpOptions::default() };
-    Tcp::connect(rank, 1, addresses, listener, None, options).unwrap()
+/// What carries payloads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Medium {
+    Sockets,
+    SharedMemory,
+}
+
+const MEDIA: [Medium; 2] = [Medium::Sockets, Medium::SharedMemory];
+
+fn options(medium: Medium) -> TcpOptions {
+    TcpOptions { connect: PATIENT, shared_memory: medium == Medium::SharedMemory, ..TcpOptions::default() }
+}
+
+fn connect(rank: usize, addresses: &[SocketAddr], listener: &TcpListener, medium: Medium, streams: usize) -> Tcp {
+    let options = TcpOptions { streams, ..options(medium) };
+    let transport = Tcp::connect(rank, 1, addresses, listener, None, options).unwrap();
+    let shared = if medium == Medium::SharedMemory { streams * (addresses.len() - 1) } else { 0 };
+    assert_eq!(transport.shared_connections(), shared, "{medium:?}");
+    transport
 }
 
 /// Runs `work` on each rank in a thread, over TCP with two connections per peer.
 fn over_tcp<T: Send>(ranks: usize, work: impl Fn(&mut Tcp) -> T + Sync) -> Vec<T> {
+    over(Medium::Sockets, ranks, work)
+}
+
+fn over<T: Send>(medium: Medium, ranks: usize, work: impl Fn(&mut Tcp) -> T + Sync) -> Vec<T> {
     let (listeners, addresses) = listeners(ranks);
     let (work, addresses) = (&work, &addresses);
     thread::scope(|scope| {
         let threads: Vec<_> = listeners
             .into_iter()
             .enumerate()
-            .map(|(rank, listener)| scope.spawn(move || work(&mut connect(rank, addresses, &listener, 2))))
+            .map(|(rank, listener)| scope.spawn(move || work(&mut connect(rank, addresses, &listener, medium, 2))))
             .collect();
         threads.into_iter().map(|it| it.join().unwrap()).collect()
     })
@@ -105,7 +125,9 @@ fn every_algorithm_gives_all_ranks_the_same_bits_of_the_sum() {
                     reduce(transport, algorithm, FIRST, &input).unwrap()
                 };
                 check(algorithm, elements, &over_memory(ranks, |it| work(it)));
-                check(algorithm, elements, &over_tcp(ranks, |it| work(it)));
+                for medium in MEDIA {
+                    check(algorithm, elements, &over(medium, ranks, |it| work(it)));
+                }
             }
         }
     }
@@ -114,7 +136,9 @@ fn every_algorithm_gives_all_ranks_the_same_bits_of_the_sum() {
         let input = input(it.rank(), elements);
         reduce(it, Algorithm::Direct, FIRST, &input).unwrap()
     };
-    check(Algorithm::Direct, elements, &over_tcp(2, work));
+    for medium in MEDIA {
+        check(Algorithm::Direct, elements, &over(medium, 2, work));
+    }
 }
 
 /// Returns payload bytes on the busiest direction of a socket owner, relative to the lower bound `2 (n - 1) / n S`.
@@ -179,18 +203,20 @@ fn buckets_that_complete_in_any_order_are_not_confused_with_any_compression() {
             });
         };
         over_memory(ranks, |it| work(it));
-        over_tcp(ranks, |it| work(it));
+        for medium in MEDIA {
+            over(medium, ranks, |it| work(it));
+        }
     }
 }
 
 #[test]
 fn ended_connection_is_reported_as_the_failure_of_its_peer() {
-    let results = over_tcp(3, |transport| {
+    let leave = |transport: &mut Tcp| {
         let rank = transport.rank();
         // Rank 2 leaves before the reduction: its sockets close when the thread ends.
         (rank < 2).then(|| reduce(transport, Algorithm::Direct, FIRST, &input(rank, 500_000)))
-    });
-    for result in results.into_iter().flatten() {
+    };
+    for result in MEDIA.into_iter().flat_map(|medium| over(medium, 3, leave)).flatten() {
         let error = result.unwrap_err();
         // The other survivor may end first, since a failed transport is dropped.
         assert!(matches!(error, Error::Closed { rank: 0..=2, .. }), "{error:?}");
@@ -199,25 +225,27 @@ fn ended_connection_is_reported_as_the_failure_of_its_peer() {
 
 #[test]
 fn silent_peer_is_reported_once_per_limit_while_receiving_and_while_sending() {
-    silent_peer(Algorithm::Direct, 100);
-    // More than the buffers of the sockets hold, sent before anything is received.
-    silent_peer(Algorithm::GatherBroadcast, 10_000_000);
+    for medium in MEDIA {
+        silent_peer(medium, Algorithm::Direct, 100);
+        // More than the buffers of the sockets hold, sent before anything is received.
+        silent_peer(medium, Algorithm::GatherBroadcast, 10_000_000);
+    }
 }
 
-fn silent_peer(algorithm: Algorithm, elements: usize) {
+fn silent_peer(medium: Medium, algorithm: Algorithm, elements: usize) {
     let (listeners, addresses) = listeners(2);
     // Rank 1 only sends in a gather.
     let rank = usize::from(algorithm == Algorithm::GatherBroadcast);
     let silent = AtomicBool::new(true);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let transport = connect(1 - rank, &addresses, &listeners[1 - rank], 2);
+            let transport = connect(1 - rank, &addresses, &listeners[1 - rank], medium, 2);
             while silent.load(std::sync::atomic::Ordering::Acquire) {
                 thread::park_timeout(Duration::from_millis(1));
             }
             drop(transport);
         });
-        let mut transport = connect(rank, &addresses, &listeners[rank], 2);
+        let mut transport = connect(rank, &addresses, &listeners[rank], medium, 2);
         let mut suspected = 0;
         let cancel = AtomicBool::new(false);
         let mut keep_waiting = |peer: usize| {
@@ -240,6 +268,10 @@ fn silent_peer(algorithm: Algorithm, elements: usize) {
 
 #[test]
 fn cancelled_reduction_returns_at_once_and_is_repeated_by_the_survivors_from_kept_inputs() {
+    MEDIA.into_iter().for_each(cancelled_reduction);
+}
+
+fn cancelled_reduction(medium: Medium) {
     let elements = 50_000;
     let (listeners, addresses) = listeners(3);
     let cancel = AtomicBool::new(false);
@@ -249,7 +281,7 @@ fn cancelled_reduction_returns_at_once_and_is_repeated_by_the_survivors_from_kep
             .map(|rank| {
                 scope.spawn(move || {
                     let input = input(rank, elements);
-                    let mut transport = connect(rank, addresses, &listeners[rank], 1);
+                    let mut transport = connect(rank, addresses, &listeners[rank], medium, 1);
                     let plan = Plan::new(Algorithm::Direct, rank, elements, &[1.0; 3]);
                     let mut output = vec![0.0; elements];
                     let mut suspect = |rank: usize| {
@@ -263,9 +295,8 @@ fn cancelled_reduction_returns_at_once_and_is_repeated_by_the_survivors_from_kep
                         Executor::new().all_reduce(&mut transport, FIRST, &plan, &input, &mut output, &mut wait);
                     assert!(matches!(result, Err(Error::Cancelled | Error::Closed { .. })), "{result:?}");
                     drop(transport);
-                    let options = TcpOptions { connect: PATIENT, ..TcpOptions::default() };
-                    let mut transport =
-                        Tcp::connect(rank, 2, &addresses[..2], &listeners[rank], None, options).unwrap();
+                    let (listener, addresses) = (&listeners[rank], &addresses[..2]);
+                    let mut transport = Tcp::connect(rank, 2, addresses, listener, None, options(medium)).unwrap();
                     let reduction = Reduction { generation: 2, ..FIRST };
                     reduce(&mut transport, Algorithm::Direct, reduction, &input).unwrap()
                 })
@@ -273,7 +304,7 @@ fn cancelled_reduction_returns_at_once_and_is_repeated_by_the_survivors_from_kep
             .collect();
         // Rank 2 connects, and then hangs until the others have given up.
         let hanging = scope.spawn(move || {
-            let transport = connect(2, addresses, &listeners[2], 1);
+            let transport = connect(2, addresses, &listeners[2], medium, 1);
             while !cancel.load(std::sync::atomic::Ordering::Acquire) {
                 thread::park_timeout(Duration::from_millis(1));
             }
@@ -288,13 +319,21 @@ fn cancelled_reduction_returns_at_once_and_is_repeated_by_the_survivors_from_kep
 
 #[test]
 fn flipped_bit_is_found_before_it_is_added() {
+    flipped_bit(&[0]);
+    // It requests shared memory, and declines the offer as a process of another host does: the socket is used.
+    flipped_bit(&[1, 0]);
+}
+
+/// `request` is the end of a hello, and the reply to an offer.
+fn flipped_bit(request: &[u8]) {
     let (listeners, addresses) = listeners(2);
     let tag = Tag { generation: 1, step: 1, bucket: 0, phase: 0, chunk: 0, from: 1 };
     let mut socket = TcpStream::connect(addresses[0]).unwrap();
-    // A connection as rank 1 opens it: magic, generation, rank, number of the connection.
-    socket.write_all(b"engrred1").unwrap();
+    // A connection as rank 1 opens it: magic, generation, rank, number of the connection, request of shared memory.
+    socket.write_all(b"engrred2").unwrap();
     socket.write_all(&1_u64.to_le_bytes()).unwrap();
     socket.write_all(&[1, 0, 0, 0]).unwrap();
+    socket.write_all(request).unwrap();
     let mut payload = vec![7; 40];
     let header = message::header(tag, &payload);
     payload[20] ^= 4;
@@ -302,6 +341,7 @@ fn flipped_bit_is_found_before_it_is_added() {
     socket.write_all(&payload).unwrap();
     let options = TcpOptions { checksum_local: true, connect: PATIENT, ..TcpOptions::default() };
     let mut transport = Tcp::connect(0, 1, &addresses, &listeners[0], None, options).unwrap();
+    assert_eq!(transport.shared_connections(), 0);
     let mut found = vec![0; 40];
     let result = wait(PATIENT, |wait| transport.receive(tag, &mut found, wait));
     assert!(matches!(result, Err(Error::Message { rank: 1, source: message::Error::Checksum(_) })), "{result:?}");

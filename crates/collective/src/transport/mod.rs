@@ -7,6 +7,8 @@ use crate::message::{self, Tag};
 
 mod memory;
 mod secure;
+mod shared;
+mod socket;
 mod tcp;
 
 pub use memory::{Memory, memory_group};

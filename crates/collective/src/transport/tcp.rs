@@ -1,24 +1,20 @@
 //! TCP between the ranks of a generation: several connections per peer, one thread, no queue of its own.
 //!
 //! Sockets are not blocking. While a rank waits to send, it reads what arrives, so that two ranks that send to each other always make progress.
-//! The chunk number of a message selects its connection. Connections are plaintext, or secured by a [`Secure`] of the caller.
+//! The chunk number of a message selects its connection. Connections are plaintext, or secured by a [`Secure`] of the caller. Between processes of
+//! one user and host the payload passes through shared memory instead of the sockets ([`shared`](super::shared)).
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Error, MAX_PARKED_BYTES, Parked, Secure, Secured, Transport, Wait};
+use super::socket::{Socket, accept, dial, hello};
+use super::{Error, MAX_PARKED_BYTES, Parked, Secure, Transport, Wait};
 use crate::message::{self, HEADER_BYTES, Tag};
 
-/// First bytes of a connection.
-const MAGIC: [u8; 8] = *b"engrred1";
-const HELLO_BYTES: usize = 8 + 8 + 2 + 2;
-const ACCEPTED: u8 = 1;
-/// A peer may learn of the generation a little later: pause between attempts to connect to it.
-const RETRY: Duration = Duration::from_millis(5);
 /// How long a thread sleeps before it checks for cancellation, in milliseconds.
 const SLICE_MS: u16 = 5;
 
@@ -33,11 +29,19 @@ pub struct TcpOptions {
     pub connect: Duration,
     /// Whether payloads have a checksum between processes of one host, too, where they never leave its memory. Both ends must agree.
     pub checksum_local: bool,
+    /// Whether processes of one user and host exchange payloads through shared memory: at least twice as fast as the loopback interface.
+    pub shared_memory: bool,
 }
 
 impl Default for TcpOptions {
     fn default() -> Self {
-        Self { streams: 1, spin: Duration::from_micros(50), connect: Duration::from_secs(2), checksum_local: false }
+        Self {
+            streams: 1,
+            spin: Duration::from_micros(50),
+            connect: Duration::from_secs(2),
+            checksum_local: false,
+            shared_memory: true,
+        }
     }
 }
 
@@ -48,51 +52,6 @@ pub struct Counters {
     pub sent: u64,
     /// Bytes received.
     pub received: u64,
-}
-
-/// A connection to a peer.
-#[derive(Debug)]
-enum Socket {
-    Plain(TcpStream),
-    Secured(Box<dyn Secured>),
-}
-
-impl Socket {
-    fn tcp(&self) -> &TcpStream {
-        match self {
-            Self::Plain(socket) => socket,
-            Self::Secured(secured) => secured.socket(),
-        }
-    }
-}
-
-impl Read for Socket {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Plain(socket) => socket.read(into),
-            Self::Secured(secured) => secured.read(into),
-        }
-    }
-}
-
-impl Write for Socket {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.write_vectored(&[IoSlice::new(bytes)])
-    }
-
-    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Self::Plain(socket) => socket.write_vectored(slices),
-            Self::Secured(secured) => secured.write_vectored(slices),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Self::Plain(_) => Ok(()),
-            Self::Secured(secured) => secured.flush(),
-        }
-    }
 }
 
 /// A message that is being read.
@@ -218,7 +177,8 @@ impl Tcp {
             addresses.iter().map(|_| (0..streams).map(|_| None).collect()).collect();
         for (peer, address) in addresses.iter().enumerate().take(rank) {
             for (stream, slot) in sockets[peer].iter_mut().enumerate() {
-                let socket = dial(*address, secure.map(|it| (it, peer)), hello(generation, rank, stream), end);
+                let hello = hello(generation, rank, stream);
+                let socket = dial(*address, secure.map(|it| (it, peer)), hello, options.shared_memory, end);
                 *slot = Some(socket.map_err(|source| Error::Closed { rank: peer, source: Some(source) })?);
             }
         }
@@ -232,7 +192,7 @@ impl Tcp {
                 return Err(stalled);
             }
             // Otherwise another generation, or a connection that ended: the peer tries again.
-            if let Ok(Some((from, stream, socket))) = accept(listener, secure, generation, left)
+            if let Ok(Some((from, stream, socket))) = accept(listener, secure, generation, options.shared_memory, left)
                 && let Some(slot) = sockets.get_mut(from).filter(|_| from > rank).and_then(|it| it.get_mut(stream))
             {
                 *slot = Some(socket);
@@ -248,9 +208,15 @@ impl Tcp {
         Ok(Self { rank, spin: options.spin, peers, counters: Counters::default() })
     }
 
-    /// Returns the bytes that passed the sockets.
+    /// Returns the bytes that passed the connections.
     pub const fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// Returns the number of connections through shared memory.
+    pub fn shared_connections(&self) -> usize {
+        let streams = self.peers.iter().flat_map(|peer| &peer.streams);
+        streams.filter(|stream| matches!(stream.socket, Socket::Shared(_))).count()
     }
 
     /// Reads what arrives without a request, except from the connection with index `except.1` of rank `except.0`; returns whether anything moved.
@@ -275,21 +241,34 @@ impl Tcp {
     }
 
     /// Sleeps until something may be read, or written to a peer.
-    fn sleep(&self, writable: Option<(usize, usize)>, waited: Duration) {
+    fn sleep(&mut self, writable: Option<(usize, usize)>, waited: Duration) {
         if waited < self.spin {
             // Two ranks may share a processor.
             std::thread::yield_now();
             return;
         }
         let mut fds = Vec::with_capacity(16);
+        let mut is_ready = false;
         for (rank, peer) in self.peers.iter().enumerate() {
             for (index, stream) in peer.streams.iter().enumerate().filter(|(_, it)| !it.ended) {
-                let write = if writable == Some((rank, index)) { PollFlags::POLLOUT } else { PollFlags::empty() };
-                fds.push(PollFd::new(stream.socket.tcp().as_fd(), PollFlags::POLLIN | write));
+                let is_writable = writable == Some((rank, index));
+                let mut flags = PollFlags::POLLIN;
+                match &stream.socket {
+                    Socket::Shared(shared) => is_ready |= shared.is_ready(is_writable),
+                    _ => flags.set(PollFlags::POLLOUT, is_writable),
+                }
+                fds.push(PollFd::new(stream.socket.tcp().as_fd(), flags));
             }
         }
-        // An error is found again by the next read or write.
-        poll(&mut fds, PollTimeout::from(SLICE_MS)).ok();
+        if !is_ready {
+            // An error is found again by the next read or write.
+            poll(&mut fds, PollTimeout::from(SLICE_MS)).ok();
+        }
+        for stream in self.peers.iter_mut().flat_map(|peer| &mut peer.streams) {
+            if let Socket::Shared(shared) = &mut stream.socket {
+                shared.awake();
+            }
+        }
     }
 
     /// Sends the encrypted bytes that a secured connection still has.
@@ -401,7 +380,8 @@ impl Transport for Tcp {
 }
 
 fn stream(socket: Socket, checksum_local: bool) -> io::Result<Stream> {
-    let local = !checksum_local && socket.tcp().peer_addr()?.ip().is_loopback();
+    let local = matches!(socket, Socket::Shared(_)) || socket.tcp().peer_addr()?.ip().is_loopback();
+    let local = local && !checksum_local;
     socket.tcp().set_nonblocking(true)?;
     Ok(Stream {
         socket,
@@ -413,87 +393,4 @@ fn stream(socket: Socket, checksum_local: bool) -> io::Result<Stream> {
         ended: false,
         local,
     })
-}
-
-fn hello(generation: u64, rank: usize, stream: usize) -> [u8; HELLO_BYTES] {
-    let mut bytes = [0; HELLO_BYTES];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..16].copy_from_slice(&generation.to_le_bytes());
-    bytes[16..18].copy_from_slice(&(rank as u16).to_le_bytes());
-    bytes[18..].copy_from_slice(&(stream as u16).to_le_bytes());
-    bytes
-}
-
-/// Sets the options of a socket at the start of a connection: blocking, each read and write limited.
-fn prepared(socket: TcpStream, limit: Duration) -> io::Result<TcpStream> {
-    socket.set_nonblocking(false)?;
-    socket.set_nodelay(true)?;
-    socket.set_read_timeout(Some(limit))?;
-    socket.set_write_timeout(Some(limit))?;
-    Ok(socket)
-}
-
-/// Connects to a listener until it accepts the generation. `secure` has the rank that must answer.
-fn dial(
-    address: SocketAddr,
-    secure: Option<(&dyn Secure, usize)>,
-    hello: [u8; HELLO_BYTES],
-    end: Instant,
-) -> io::Result<Socket> {
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        let attempt = || {
-            let tcp = prepared(TcpStream::connect_timeout(&address, left)?, left)?;
-            let mut socket = match secure {
-                Some((secure, rank)) => Socket::Secured(secure.connect(rank, tcp)?),
-                None => Socket::Plain(tcp),
-            };
-            socket.write_all(&hello)?;
-            socket.flush()?;
-            let mut answer = [0];
-            socket.read_exact(&mut answer)?;
-            if answer == [ACCEPTED] { Ok(socket) } else { Err(ErrorKind::InvalidData.into()) }
-        };
-        match attempt() {
-            Ok(socket) => return Ok(socket),
-            Err(error) if Instant::now() + RETRY >= end => return Err(error),
-            Err(_) => std::thread::sleep(RETRY),
-        }
-    }
-}
-
-/// Accepts one connection; `None` if it belongs to another generation, or is not of the process of its rank.
-fn accept(
-    listener: &TcpListener,
-    secure: Option<&dyn Secure>,
-    generation: u64,
-    left: Duration,
-) -> io::Result<Option<(usize, usize, Socket)>> {
-    let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::from(SLICE_MS));
-    let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-    if poll(&mut fds, timeout)? == 0 {
-        return Ok(None);
-    }
-    let tcp = prepared(listener.accept()?.0, left)?;
-    let mut socket = match secure {
-        Some(secure) => Socket::Secured(secure.accept(tcp)?),
-        None => Socket::Plain(tcp),
-    };
-    let mut bytes = [0; HELLO_BYTES];
-    socket.read_exact(&mut bytes)?;
-    let number = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
-    if bytes[..8] != MAGIC || bytes[8..16] != generation.to_le_bytes() {
-        return Ok(None);
-    }
-    if let (Some(secure), Socket::Secured(secured)) = (secure, &socket)
-        && !secure.is_rank(&**secured, number(16))
-    {
-        return Ok(None);
-    }
-    socket.write_all(&[ACCEPTED])?;
-    socket.flush()?;
-    Ok(Some((number(16), number(18), socket)))
 }
