@@ -227,7 +227,7 @@ impl KubernetesStore {
 
     fn failed(&self, action: &'static str, asked: RequestError) -> Error {
         let source = match asked {
-            RequestError::Failed(source) => source,
+            RequestError::Failed(source) | RequestError::NotFound(source) => source,
             RequestError::Conflict => io::Error::other("too many concurrent writes"),
         };
         Error::Io { action, path: self.path(), source }
@@ -292,7 +292,13 @@ impl KubernetesStore {
         let written = match known {
             Some(known) => {
                 let patch = layout::patch(known, next, annotations);
-                self.request(self.api.patch(&self.place.name, &PatchParams::default(), &Patch::Merge(&patch)))
+                let written =
+                    self.request(self.api.patch(&self.place.name, &PatchParams::default(), &Patch::Merge(&patch)));
+                written.map_err(|error| match error {
+                    // It was deleted, which the next read shows.
+                    RequestError::NotFound(_) => RequestError::Conflict,
+                    error => error,
+                })
             }
             None => {
                 let object = layout::first(&self.place, self.law, next, annotations);
@@ -323,6 +329,9 @@ async fn with_deadline<T>(request: impl Future<Output = kube::Result<T>>) -> Res
     match tokio::time::timeout(DEADLINE, request).await {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(RequestError::Conflict),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
+            Err(RequestError::NotFound(io::Error::other(kube::Error::Api(status))))
+        }
         Ok(Err(error)) => Err(RequestError::Failed(io::Error::other(error))),
         Err(_) => Err(RequestError::Failed(io::Error::new(
             io::ErrorKind::TimedOut,
@@ -335,6 +344,8 @@ async fn with_deadline<T>(request: impl Future<Output = kube::Result<T>>) -> Res
 enum RequestError {
     /// The object is not the one that was read.
     Conflict,
+    /// The object, or the namespace of a new one, does not exist.
+    NotFound(io::Error),
     /// The outcome is unknown.
     Failed(io::Error),
 }
@@ -570,5 +581,16 @@ mod tests {
             (ChangeState::Changed, None),
             "who reads it says what is wrong with it"
         );
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_write_over_a_deleted_map_is_a_conflict() {
+        let answer = Arc::new(Mutex::new(Answer::Version(5)));
+        let store = store(Arc::clone(&answer));
+        let known = store.read_now().await.unwrap().unwrap().map;
+        *answer.lock() = Answer::Gone;
+        let writing = tokio::task::spawn_blocking(move || store.compare_and_swap(Some(1), known));
+        let error = writing.await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Conflict { expected: Some(1), found: None }), "{error}");
     }
 }

@@ -8,6 +8,13 @@ use crate::object_views::InvalidObject;
 /// Deadline of a request: the remaining duration of a Lease when its holder stops writing.
 pub(super) const DEADLINE: Duration = Duration::from_secs(5);
 
+/// Group and resources of the reconciled objects, as in the details of a response.
+const GROUP: &str = "engram.dev";
+const CLUSTERS: &str = "learnerclusters";
+const RUNS: &str = "learnerruns";
+/// Cause of a refused creation in a namespace that is being deleted.
+const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
+
 /// Why a reconcile failed. It is retried.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
@@ -61,6 +68,18 @@ impl Error {
     pub(super) fn is_kind_not_ready(&self) -> bool {
         matches!(self, Self::Api { source: kube::Error::Api(status), .. } if status.message.contains("cannot find RESTMapping"))
     }
+
+    /// Returns whether the request failed because the reconciled object or its namespace is being deleted, which ends a reconcile as it
+    /// should.
+    pub(super) fn is_deletion(&self) -> bool {
+        let Self::Api { source: kube::Error::Api(status), .. } = self else { return false };
+        let Some(details) = &status.details else { return false };
+        match status.code {
+            404 => details.group == GROUP && [CLUSTERS, RUNS].contains(&details.kind.as_str()),
+            403 => details.causes.iter().any(|cause| cause.reason == NAMESPACE_TERMINATING),
+            _ => false,
+        }
+    }
 }
 
 /// Describes an error for conditions and events. The client's own text of a response contains a dump of the response.
@@ -87,6 +106,7 @@ pub(super) async fn request<T>(
 mod tests {
     use super::*;
     use kube::core::Status;
+    use serde_json::json;
 
     #[test]
     fn a_rejected_request_is_described_without_debug_output() {
@@ -108,5 +128,33 @@ mod tests {
         let forbidden =
             "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on";
         assert!(!refused(forbidden).is_kind_not_ready());
+    }
+
+    #[test]
+    fn a_deletion_is_distinguished_from_a_failure() {
+        let failed = |text: serde_json::Value| {
+            let status: Status = serde_json::from_value(text).expect("a Status");
+            Error::Api { action: "apply ConfigMap words".into(), source: kube::Error::Api(Box::new(status)) }
+        };
+        let missing = |group: &str, kind: &str| {
+            failed(
+                json!({ "status": "Failure", "code": 404, "reason": "NotFound", "details": { "group": group, "kind": kind } }),
+            )
+        };
+        let refused = |cause: &str| {
+            let details =
+                json!({ "kind": "configmaps", "causes": [{ "reason": cause, "field": "metadata.namespace" }] });
+            failed(json!({ "status": "Failure", "code": 403, "reason": "Forbidden", "details": details }))
+        };
+        assert!(
+            missing("engram.dev", "learnerclusters").is_deletion()
+                && missing("engram.dev", "learnerruns").is_deletion()
+        );
+        assert!(refused("NamespaceTerminating").is_deletion());
+        for other in
+            [missing("", "pods"), missing("engram.dev", "partitionmaps"), refused("QuotaExceeded"), Error::NotLeader]
+        {
+            assert!(!other.is_deletion(), "{other}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 pub use engram_api::metrics::{MetricDescriptor, MetricType};
@@ -46,7 +46,7 @@ impl Registrar {
 
 /// Returns the descriptors of all metrics that the operator exports, by name.
 pub fn catalog() -> Vec<MetricDescriptor> {
-    let metrics = Metrics::new(Arc::default());
+    let metrics = Metrics::new(Arc::default(), Arc::default());
     let mut catalog = metrics.changing_registrar(true).catalog;
     catalog.extend(metrics.catalog);
     catalog.sort_by(|left, right| left.name.cmp(&right.name));
@@ -98,6 +98,7 @@ pub(super) struct Metrics {
     certificate_requests: Family<ResultLabels, Counter>,
     authentication_failures: Family<ReasonLabels, Counter>,
     refusals: Arc<Refusals>,
+    refused_connections: (Counter, Arc<AtomicU64>),
     registry: Registry,
     catalog: Vec<MetricDescriptor>,
     /// When this operator's own certificates expire, by cluster.
@@ -107,8 +108,9 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// `refusals` counts the connections and calls that the listener for workers refused.
-    pub(super) fn new(refusals: Arc<Refusals>) -> Self {
+    /// `refusals` counts the connections and calls that the listener for workers refused because of who they are from, and
+    /// `refused_connections` those that it had no file descriptor for.
+    pub(super) fn new(refusals: Arc<Refusals>, refused_connections: Arc<AtomicU64>) -> Self {
         let mut registrar = Registrar::default();
         let reconciles = Family::<ResultLabels, Counter>::default();
         let errors = Family::<ErrorLabels, Counter>::default();
@@ -129,6 +131,9 @@ impl Metrics {
         let authentication_failures = Family::<ReasonLabels, Counter>::default();
         let help = "Connections and calls of workers refused for their certificate";
         registrar.register("engram_authentication_failures", &["reason"], help, authentication_failures.clone());
+        let refused = Counter::default();
+        let help = "Connections of workers refused because too few file descriptors were free";
+        registrar.register("engram_operator_refused_connections", &[], help, refused.clone());
         let Registrar { registry, catalog } = registrar;
         let (expiries, clusters) = (Mutex::default(), Mutex::default());
         Self {
@@ -139,6 +144,7 @@ impl Metrics {
             certificate_requests,
             authentication_failures,
             refusals,
+            refused_connections: (refused, refused_connections),
             registry,
             catalog,
             expiries,
@@ -194,6 +200,8 @@ impl Metrics {
             let counter = self.authentication_failures.get_or_create(&ReasonLabels { reason: reason.as_str() });
             counter.inner().store(self.refusals.of(reason), Ordering::Relaxed);
         }
+        let (counter, refused) = &self.refused_connections;
+        counter.inner().store(refused.load(Ordering::Relaxed), Ordering::Relaxed);
         let mut page = String::new();
         if text::encode_registry(&mut page, &self.registry).is_err()
             || text::encode_registry(&mut page, &self.changing_registrar(leads).registry).is_err()

@@ -173,7 +173,7 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
     let (stopping, stopped) = watch::channel(false);
 
     let host = Host::default();
-    let metrics = Arc::new(Metrics::new(Arc::clone(host.refusals())));
+    let metrics = Arc::new(Metrics::new(Arc::clone(host.refusals()), Arc::clone(host.refused_connections())));
     let leadership = Arc::new(Leadership::new(&options.pod_name, options.leader_election));
     let nodes = Arc::new(Nodes::default());
     let offer = Offer {

@@ -139,7 +139,7 @@ async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<
 
 async fn reconcile_and_record(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
     let began = Instant::now();
-    let result = Box::pin(reconcile_cluster(object, key, context)).await;
+    let result = deletion_as_success(Box::pin(reconcile_cluster(object, key, context)).await);
     reconcile_span::record_outcome(&result);
     context.metrics.count_reconcile(began.elapsed(), result.as_ref().err().map(Error::category));
     match &result {
@@ -150,6 +150,17 @@ async fn reconcile_and_record(object: &DynamicObject, key: &Key, context: &Conte
         }
     }
     result
+}
+
+/// Returns the result of a reconcile. One that failed because its object or namespace is being deleted is repeated until the object is gone.
+pub(super) fn deletion_as_success(result: Result<Action, Error>) -> Result<Action, Error> {
+    match result {
+        Err(error) if error.is_deletion() => {
+            tracing::debug!(%error, "reconcile ended by a deletion");
+            Ok(Action::requeue(SWEEP_PERIOD))
+        }
+        result => result,
+    }
 }
 
 async fn reconcile_cluster(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {

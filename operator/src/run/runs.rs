@@ -24,7 +24,7 @@ use tracing::{Instrument as _, debug_span};
 
 use super::api_request::{Error, request};
 use super::controllers::controller;
-use super::reconcile::{SWEEP_PERIOD, is_ours, key_of, now};
+use super::reconcile::{SWEEP_PERIOD, deletion_as_success, is_ours, key_of, now};
 use super::resource_kinds::RUN;
 use super::submission::submit_and_report;
 use super::{Context, Key, SubmittedRun, apply, jobs, reconcile_span};
@@ -75,7 +75,7 @@ async fn reconcile(object: Arc<DynamicObject>, run_context: Arc<RunContext>) -> 
     let key = key_of(&object);
     let span = reconcile_span::reconcile_span(RUN, &key, object.metadata.uid.as_deref());
     let run_context = async {
-        let result = Box::pin(reconcile_run(&object, &key, &run_context)).await;
+        let result = deletion_as_success(Box::pin(reconcile_run(&object, &key, &run_context)).await);
         reconcile_span::record_outcome(&result);
         if let Err(error) = &result {
             tracing::warn!(run = %key, %error, "reconcile failed");
@@ -345,6 +345,8 @@ async fn delete_expired(
     Ok(Action::await_change())
 }
 
+/// Attempts to cancel or remove a deleted run whose failures are normal: its cluster may be deleted, too.
+const DELETION_ATTEMPTS: u32 = 3;
 /// Polling interval for deleted runs: such a run stops within two seconds, apart from an epoch in progress.
 const DELETED_PERIOD: Duration = Duration::from_millis(250);
 
@@ -354,8 +356,10 @@ async fn cancel_deleted(context: Arc<Context>, scope: Option<String>, store: Sto
         return;
     }
     let mut pause = DELETED_PERIOD;
+    let mut failures = 0;
     loop {
         tokio::time::sleep(pause).await;
+        failures = if pause == SWEEP_PERIOD { failures + 1 } else { 0 };
         pause = DELETED_PERIOD;
         if !context.leadership.is_leader() {
             continue;
@@ -376,7 +380,7 @@ async fn cancel_deleted(context: Arc<Context>, scope: Option<String>, store: Sto
             match remove(&context, &key, &run).await {
                 Ok(()) => context.succeeded().retain(|other, kept| *other != key || kept.uid != run.uid),
                 Err(error) => {
-                    tracing::warn!(run = %key, %error, "failed to remove the record of a deleted run");
+                    report_deletion_failure(&key, &error, failures, "failed to remove the record of a deleted run");
                     pause = SWEEP_PERIOD;
                 }
             }
@@ -386,11 +390,21 @@ async fn cancel_deleted(context: Arc<Context>, scope: Option<String>, store: Sto
             match cancel(&context, &key, &submitted).await {
                 Ok(()) => context.submitted().retain(|run, other| *run != key || other.uid != submitted.uid),
                 Err(error) => {
-                    tracing::warn!(run = %key, %error, "failed to cancel a deleted run");
+                    report_deletion_failure(&key, &error, failures, "failed to cancel a deleted run");
                     pause = SWEEP_PERIOD;
                 }
             }
         }
+    }
+}
+
+/// Logs that a deleted run could not be cancelled or removed. The first attempts fail while its cluster is deleted with it, until its
+/// coordinator stops.
+fn report_deletion_failure(run: &Key, error: &Error, failures: u32, what: &str) {
+    if failures < DELETION_ATTEMPTS {
+        tracing::debug!(%run, %error, "{what}; retrying");
+    } else {
+        tracing::warn!(%run, %error, "{what}");
     }
 }
 
