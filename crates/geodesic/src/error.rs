@@ -6,7 +6,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum Error {
     /// A number lies outside its range.
-    #[error("{field} is {value}, must be {allowed}")]
+    #[error("{field} is {value:?}, must be {allowed}")]
     Range {
         /// Name of the argument or field.
         field: &'static str,
@@ -26,7 +26,7 @@ pub enum Error {
         expected: usize,
     },
     /// An axis is not strictly increasing.
-    #[error("{axis} must be strictly increasing, but value {index} is {value}")]
+    #[error("{axis} must be strictly increasing, but value {index} is {value:?}")]
     Order {
         /// Name of the axis.
         axis: &'static str,

@@ -14,7 +14,7 @@ pub enum Error {
         value: f64,
     },
     /// A number out of its range.
-    #[error("{name}: {value} is not allowed; allowed: {allowed}")]
+    #[error("{name}: {value:?} is not allowed; allowed: {allowed}")]
     Range {
         /// Name of the argument.
         name: &'static str,
@@ -42,7 +42,7 @@ pub enum Error {
         times: usize,
     },
     /// The matrix has no inverse at this damping.
-    #[error("damping: {damping} is not allowed for a singular Fisher matrix; allowed: a positive number")]
+    #[error("damping: {damping:?} is not allowed for a singular Fisher matrix; allowed: a positive number")]
     Singular {
         /// The refused damping.
         damping: f64,

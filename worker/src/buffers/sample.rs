@@ -9,6 +9,7 @@ use super::pages::Answer;
 use super::rows::Selection;
 use super::wait::{Waiting, Waits, limiter};
 use engram_memory::buffer::position_of;
+use engram_memory::edge::ShortNumber;
 use engram_memory::{MemoryId, PartitionId, partition_of};
 use engram_proto::v1::change_buffer_request::Change;
 use engram_proto::v1::get_shares_request::Query;
@@ -102,6 +103,7 @@ impl Buffers {
         if let Sampler::Prioritized(prioritized) = &sampler {
             for (field, value) in [("alpha", prioritized.alpha), ("beta", prioritized.beta)] {
                 if !(0.0..=1.0).contains(&value) {
+                    let value = ShortNumber(value);
                     return Err(invalid(format!("{field}: {value} is not allowed; allowed: 0 to 1")));
                 }
             }

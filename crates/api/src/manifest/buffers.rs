@@ -74,7 +74,7 @@ impl Buffer<'_> {
         let initial = self.numeric("initialPriority").unwrap_or(1.0);
         let most = self.numeric("maxPriority").unwrap_or(1_024.0);
         if initial > most {
-            let at = &self.path;
+            let (at, initial, most) = (&self.path, shown(initial), shown(most));
             let message = format!(
                 "{at}.initialPriority is {initial}, but {at}.maxPriority is {most}; allowed: initialPriority <= maxPriority"
             );
@@ -90,6 +90,7 @@ impl Buffer<'_> {
         if let Some((capacity, least)) = self.numeric("capacity").zip(self.numeric("limiter.minSize"))
             && least > capacity
         {
+            let (least, capacity) = (shown(least), shown(capacity));
             let message = format!(
                 "{at}.limiter.minSize is {least}, but {at}.capacity is {capacity}; allowed: minSize <= capacity"
             );
@@ -99,6 +100,7 @@ impl Buffer<'_> {
             self.numeric("limiter.samplesPerInsert").zip(self.numeric("limiter.tolerance"))
             && tolerance < samples
         {
+            let (tolerance, samples) = (shown(tolerance), shown(samples));
             let message = format!(
                 "{at}.limiter.tolerance is {tolerance}, but {at}.limiter.samplesPerInsert is {samples}; allowed: tolerance >= \
                  samplesPerInsert"
@@ -129,4 +131,9 @@ impl Buffer<'_> {
             }
         }
     }
+}
+
+/// Returns a number as text: large and small ones with an exponent.
+fn shown(value: f64) -> String {
+    if value.fract() == 0.0 && value.abs() < 1e15 { value.to_string() } else { format!("{value:?}") }
 }

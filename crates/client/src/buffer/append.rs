@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::write::{Part, WriteResult};
 use bytes::Bytes;
 use engram_memory::buffer::{Remover, handles};
+use engram_memory::edge::ShortNumber;
 use engram_memory::{MAX_IDS, MemoryId, PartitionId, mix64, partition_of};
 use engram_proto::v1::items_part::Change;
 use engram_proto::v1::{self, Problem, ProblemKind};
@@ -190,7 +191,7 @@ impl Buffer {
     fn check_priorities(&self, priorities: &[f64]) -> Result<(), Error> {
         let refused = priorities.iter().position(|priority| self.spec().weight_units(*priority).is_none());
         let Some(row) = refused else { return Ok(()) };
-        let value = priorities[row];
+        let value = ShortNumber(priorities[row]);
         Err(invalid(format!("priorities[{row}]: {value} is not allowed; allowed: a finite number of at least 0")))
     }
 

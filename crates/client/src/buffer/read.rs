@@ -6,6 +6,7 @@ use crate::call::{Failure, Service};
 use crate::client::Client;
 use crate::error::Error;
 use crate::map::Map;
+use engram_memory::edge::ShortNumber;
 use engram_memory::{MemoryId, Ordinal};
 use engram_proto::v1;
 use std::sync::Arc;
@@ -76,7 +77,7 @@ impl SampleBy {
             Self::Prioritized { alpha, beta } => {
                 for (field, value) in [("sampler.alpha", alpha), ("sampler.beta", beta)] {
                     if !(0.0..=1.0).contains(&value) {
-                        return Err(refused(field, value, "0 to 1"));
+                        return Err(refused(field, ShortNumber(value), "0 to 1"));
                     }
                 }
                 Ok(())

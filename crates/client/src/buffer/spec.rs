@@ -3,6 +3,7 @@
 use super::read::SampleBy;
 use crate::error::Error;
 use engram_memory::buffer::{Limits, MAX_NAME_BYTES, Remover};
+use engram_memory::edge::ShortNumber;
 use engram_memory::{MAX_ITEM_PAYLOAD_BYTES, ONE};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_replay::limiter::{RateLimiter, Settings};
@@ -69,10 +70,10 @@ impl BufferSpec {
             return Err(refused("capacity", 0, "at least 1"));
         }
         if !(self.max_priority.is_finite() && self.max_priority > 0.0) {
-            return Err(refused("max_priority", self.max_priority, "a positive finite number"));
+            return Err(refused("max_priority", ShortNumber(self.max_priority), "a positive finite number"));
         }
         if !(self.initial_priority > 0.0 && self.initial_priority <= self.max_priority) {
-            return Err(refused("initial_priority", self.initial_priority, "above 0, up to max_priority"));
+            return Err(refused("initial_priority", ShortNumber(self.initial_priority), "above 0, up to max_priority"));
         }
         self.sampler.map_or(Ok(()), SampleBy::check)?;
         if let Some(limiter) = self.limiter {

@@ -120,11 +120,11 @@ fn table(name: &str, rows: &[Vec<f64>], states: usize, columns: usize) -> Result
 fn distribution(field: &str, values: &[f64]) -> Result<(), TaskError> {
     let allowed = |&&value: &&f64| value == 0.0 || (SMALLEST..=1.0).contains(&value);
     if let Some((at, value)) = values.iter().enumerate().find(|(_, value)| !allowed(value)) {
-        return Err(TaskError::Invalid(format!("{field}[{at}]: {value} is not allowed; allowed: 0, and 1e-30 to 1")));
+        return Err(TaskError::Invalid(format!("{field}[{at}]: {value:?} is not allowed; allowed: 0, and 1e-30 to 1")));
     }
     let sum: f64 = values.iter().sum();
     if (sum - 1.0).abs() > 1e-6 {
-        return Err(TaskError::Invalid(format!("{field} sums to {sum}; allowed: 1 within 0.000001")));
+        return Err(TaskError::Invalid(format!("{field} sums to {sum:?}; allowed: 1 within 0.000001")));
     }
     Ok(())
 }
