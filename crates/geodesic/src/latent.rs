@@ -22,9 +22,9 @@ const BUMPS: usize = 13;
 pub const LATENT_WIDTHS: [f64; 3] = [0.25, 0.5, 1.0];
 /// Weight of the squared weights of the bumps, against squared errors of latents whose largest is [`LATENT_RANGE`]. A larger one that an
 /// inner leave-one-out chooses does not predict noisy spectra better.
-const RIDGE: f64 = 1e-9;
-/// Largest latent after scaling: small enough for paths with moderate slopes on a metric that is nearly flat, so that the fit converges.
-const LATENT_RANGE: f64 = 0.03;
+const RIDGE: f64 = 1e-10;
+/// Largest latent after scaling: small enough for moderate slopes also of paths that are continued beyond noisy spectra.
+const LATENT_RANGE: f64 = 0.01;
 /// Most steps of Levenberg and Marquardt.
 const FIT_STEPS: usize = 12;
 /// Most Newton steps to the time at which a path crosses a concentration.

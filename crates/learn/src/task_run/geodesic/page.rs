@@ -68,7 +68,10 @@ fn verdicts(report: &Report, extras: &Extras) -> Vec<(bool, String)> {
         .into_iter()
         .chain(coverage_sentence(report).map(|text| (covers, text)))
         .chain(inversion_sentence(report).map(|text| (inverts, text)))
-        .chain(latent_sentence(report, &extras.latent).map(|text| (mean_rmse(&extras.latent) <= mean, text)))
+        .chain(
+            latent_sentence(report, &extras.latent)
+                .map(|text| (!extras.latent.is_empty() && mean_rmse(&extras.latent) <= mean, text)),
+        )
         .chain(leaking_sentence(report, &extras.leaking).map(|text| (false, text)))
         .collect()
 }

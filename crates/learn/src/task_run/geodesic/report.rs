@@ -77,7 +77,9 @@ fn latent_scores(report: &Report, outcomes: &Outcomes) -> Vec<Scores> {
 pub(super) fn latent_sentence(report: &Report, latent: &[Scores]) -> Option<String> {
     let at = Baseline::ALL.iter().position(|it| *it == Baseline::RbfGp)?;
     let better = |(fold, own): (&FoldReport, &Scores)| own.rmse <= fold.baselines[at].scores.rmse;
-    (!latent.is_empty()).then(|| {
+    Some(if latent.is_empty() {
+        "The geometry of two dimensions has no result: it needs 5 to 16 concentrations, and geodesics that reach each of them.".into()
+    } else {
         format!(
             "The geometry of two dimensions, concentration and a latent of the spectrum, has a mean RMSE of {:.4}, against {:.4} of \
              RBF-GP; it is at least as good in {} of {} folds.",
