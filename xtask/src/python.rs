@@ -26,7 +26,7 @@ const TORCH_MARKERS: [&str; 1] = ["torch"];
 const INTEGRATION_MARKERS: [&str; 4] = ["transferqueue", "torchrl", "opentelemetry", "grafana"];
 /// Examples that need no other packages, and those that need more or take longer.
 const EXAMPLES: [&str; 3] = ["quickstart.py", "actor_learner.py", "reverb_migration.py"];
-const TORCH_EXAMPLES: [&str; 3] = ["dqn_cartpole.py", "search_loop.py", "tune_optuna.py"];
+const TORCH_EXAMPLES: [&str; 4] = ["dqn_cartpole.py", "search_loop.py", "tune_optuna.py", "federated.py"];
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
