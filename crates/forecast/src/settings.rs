@@ -111,7 +111,7 @@ impl Settings {
     /// A setting is outside of its range.
     pub fn validate(&self) -> Result<(), SettingsError> {
         let check = |valid: bool, field, value: &dyn ToString, allowed: &str| {
-            let error = || SettingsError { field, value: value.to_string(), allowed: allowed.to_owned() };
+            let error = || SettingsError { field, value: shorten(value.to_string()), allowed: allowed.to_owned() };
             if valid { Ok(()) } else { Err(error()) }
         };
         let within = |value: f64, low: f64, high: f64| value > low && value < high;
@@ -156,6 +156,14 @@ impl Settings {
                 allowed: format!("multiples of interval_seconds ({interval}) from {} to {most}", 2 * interval),
             }),
         }
+    }
+}
+
+/// Shortens the text of a very large or small float, which has hundreds of digits.
+fn shorten(text: String) -> String {
+    match text.parse::<f64>() {
+        Ok(value) if text.len() > 24 => format!("{value:e}"),
+        _ => text,
     }
 }
 

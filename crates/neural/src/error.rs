@@ -224,6 +224,14 @@ impl SettingError {
     /// Error unless `valid`.
     #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers and fresh strings")]
     pub fn unless(valid: bool, field: &'static str, value: impl ToString, allowed: &'static str) -> Result<(), Self> {
-        if valid { Ok(()) } else { Err(Self { field, value: value.to_string(), allowed }) }
+        if valid { Ok(()) } else { Err(Self { field, value: shorten(value.to_string()), allowed }) }
+    }
+}
+
+/// Shortens the text of a very large or small float, which has hundreds of digits.
+pub(crate) fn shorten(text: String) -> String {
+    match text.parse::<f64>() {
+        Ok(value) if text.len() > 24 => format!("{value:e}"),
+        _ => text,
     }
 }

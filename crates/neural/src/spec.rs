@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::SpecError;
+use crate::error::{SpecError, shorten};
 
 /// A model: the number of inputs and the layers in order.
 ///
@@ -221,11 +221,11 @@ fn check_ranges(layer: &Layer, at: &str) -> Result<(), SpecError> {
             range((1..=MAX_WIDTH).contains(width), layer.kind(), width.to_string(), "1 to 1048576")?;
         }
         Layer::Dropout { probability } => {
-            range((0.0..1.0).contains(probability), "dropout", probability.to_string(), "0 to 1 exclusive")?;
+            range((0.0..1.0).contains(probability), "dropout", shorten(probability.to_string()), "0 to 1 exclusive")?;
         }
         Layer::Norm { epsilon } => {
             let valid = epsilon.is_finite() && *epsilon > 0.0;
-            range(valid, "epsilon", epsilon.to_string(), "a positive number")?;
+            range(valid, "epsilon", shorten(epsilon.to_string()), "a positive number")?;
         }
         Layer::Residual(body) => range(!body.is_empty(), "residual", "[]".to_owned(), "at least one layer")?,
         Layer::Activation(_) => {}
