@@ -369,7 +369,14 @@ mod tests {
             label: String::new(),
             message: String::new(),
             metrics: BTreeMap::new(),
-            tasks: vec![overview::Task { number: 3, name: "fold-3".into(), worker: 0, fraction: 0.5, lost_workers: 1 }],
+            tasks: vec![overview::Task {
+                number: 3,
+                name: "fold-3".into(),
+                worker: 0,
+                fraction: 0.5,
+                lost_workers: 1,
+                checkpoint: 0.0,
+            }],
         };
         let waiting =
             Run { name: "next".into(), phase: "Queued".into(), driver: None, tasks: Vec::new(), ..run.clone() };

@@ -275,7 +275,7 @@ async fn tasks(client: &Client, context: &Context) -> anyhow::Result<()> {
             ]);
             items.push(json!({
                 "run": run.name, "task": task.number, "name": task.name, "worker": task.worker,
-                "fraction": task.fraction, "lostWorkers": task.losses,
+                "fraction": task.fraction, "lostWorkers": task.losses, "checkpoint": task.checkpoint,
             }));
         }
     }
