@@ -254,11 +254,16 @@ impl Write for SharedSocket {
 mod tests {
     use super::*;
     use std::net::TcpListener;
+    use std::time::Duration;
 
     fn pair() -> (SharedSocket, SharedSocket) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let dialer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let acceptor = listener.accept().unwrap().0;
+        // A byte that does not come fails the test.
+        for socket in [&dialer, &acceptor] {
+            socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        }
         let offer = Offer::create().unwrap();
         let region = open(&offer.encode()).unwrap();
         (offer.accept(acceptor).unwrap(), SharedSocket::new(dialer, region, 1).unwrap())
@@ -322,14 +327,15 @@ mod tests {
         let mut other = good;
         other[12] ^= 1;
         assert!(open(&other).is_err(), "another token");
-        // An ordinary file of the right size and content, which would be overwritten.
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&vec![0; TOKEN]).unwrap();
-        file.write_all(&good[8..]).unwrap();
-        file.set_len(BYTES as u64).unwrap();
-        let mut named = good;
-        named[4..8].copy_from_slice(&file.as_raw_fd().to_le_bytes());
-        assert!(open(&named).is_err(), "a file of the user");
+        // Other files of the right size and content, which would be overwritten.
+        let unsealed = File::from(memfd_create("other", MFdFlags::MFD_ALLOW_SEALING).unwrap());
+        for file in [tempfile::tempfile().unwrap(), unsealed] {
+            file.write_all_at(&good[8..], TOKEN as u64).unwrap();
+            file.set_len(BYTES as u64).unwrap();
+            let mut named = good;
+            named[4..8].copy_from_slice(&file.as_raw_fd().to_le_bytes());
+            assert!(open(&named).is_err(), "a file of the user");
+        }
         let mut gone = good;
         gone[..4].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(open(&gone).is_err(), "no such process");
