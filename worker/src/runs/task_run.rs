@@ -14,8 +14,9 @@ use calls::{Calls, Outcome};
 use engram_api::{Code, LearnerRunSpec};
 use engram_learn::run::{ClusterError, Input, LogError, Order, Phase, RunLog as _, RunState, RunningTask, Status};
 use engram_learn::task_run::{
-    Assignment, AssignmentAction, AssignmentEvent, MAX_INPUT_BYTES, MAX_LOSSES, MAX_RESULT_BYTES, RecordedTasks, StageResults, Task,
-    TaskError, TaskFindings, TaskRun, TaskSummary, TimelineKind, page_row, result_row, task_run, timeline_row,
+    Assignment, AssignmentAction, AssignmentEvent, MAX_INPUT_BYTES, MAX_LOSSES, MAX_RESULT_BYTES, RecordedTasks,
+    StageResults, Task, TaskError, TaskFindings, TaskRun, TaskSummary, TimelineKind, page_row, result_row, task_run,
+    timeline_row,
 };
 use engram_memory::RunId;
 use engram_proto::v1::Problem;

@@ -66,8 +66,8 @@ fn leaking_scores(run: &Geodesic, report: &Report, outcomes: &Outcomes) -> Vec<S
 
 fn latent_scores(report: &Report, outcomes: &Outcomes) -> Vec<Scores> {
     let of = |(fold, truth): (usize, &FoldReport)| {
-        let own = outcomes.folds.iter().filter(|it| it.result.task.fold == fold);
-        let predicted = own.filter_map(|it| it.latent.as_ref()).next()?;
+        let mut own = outcomes.folds.iter().filter(|it| it.result.task.fold == fold);
+        let predicted = own.find_map(|it| it.latent.as_ref())?;
         Some(Scores::new(&report.nm, &truth.truth, predicted))
     };
     report.folds.iter().enumerate().map(of).collect::<Option<_>>().unwrap_or_default()
