@@ -14,9 +14,7 @@ use rustls::server::NoServerSessionStorage;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::TLS13;
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme,
-};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 use std::fmt;
 use std::sync::Arc;
 
@@ -82,7 +80,7 @@ impl SharedCertificate {
     }
 
     /// Returns the key as PKCS #8, for another process that is trusted with it.
-    pub fn key(&self) -> &[u8] {
+    pub fn private_key(&self) -> &[u8] {
         &self.der
     }
 
@@ -91,7 +89,7 @@ impl SharedCertificate {
     }
 
     /// Returns the configuration of connections of `protocol` (an ALPN name) to a process that has this certificate.
-    pub(crate) fn client(&self, protocol: &[u8]) -> Arc<ClientConfig> {
+    pub(crate) fn dialer(&self, protocol: &[u8]) -> Arc<ClientConfig> {
         let verifier = Arc::new(SameCertificate(self.certificate.clone()));
         let mut config = ClientConfig::builder_with_provider(Arc::clone(&PROVIDER))
             .with_protocol_versions(&[&TLS13])
@@ -105,7 +103,7 @@ impl SharedCertificate {
     }
 
     /// Returns the configuration of a listener for `protocol` that accepts only processes with this certificate.
-    pub(crate) fn server(&self, protocol: &[u8]) -> Arc<ServerConfig> {
+    pub(crate) fn listener(&self, protocol: &[u8]) -> Arc<ServerConfig> {
         let verifier = Arc::new(SameCertificate(self.certificate.clone()));
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&PROVIDER))
             .with_protocol_versions(&[&TLS13])
@@ -229,7 +227,11 @@ mod tests {
     const PROTOCOL: &[u8] = b"test/1";
 
     /// Connects two processes; returns what each of them sees.
-    fn connect(caller: &SharedCertificate, listener: &SharedCertificate, protocol: &[u8]) -> (io::Result<()>, io::Result<()>) {
+    fn connect(
+        caller: &SharedCertificate,
+        listener: &SharedCertificate,
+        protocol: &[u8],
+    ) -> (io::Result<()>, io::Result<()>) {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         std::thread::scope(|scope| {
@@ -252,7 +254,7 @@ mod tests {
     #[test]
     fn only_processes_with_the_shared_certificate_reach_each_other() {
         let shared = SharedCertificate::create().unwrap();
-        let copy = SharedCertificate::from_der(shared.certificate(), shared.key()).unwrap();
+        let copy = SharedCertificate::from_der(shared.certificate(), shared.private_key()).unwrap();
         let (called, accepted) = connect(&copy, &shared, PROTOCOL);
         called.unwrap();
         accepted.unwrap();
@@ -262,7 +264,7 @@ mod tests {
         let (called, accepted) = connect(&copy, &shared, b"test/2");
         assert!(called.is_err() && accepted.is_err(), "another protocol");
         // The certificate alone is public: without its key it is worth nothing.
-        assert!(SharedCertificate::from_der(shared.certificate(), other.key()).is_err());
+        assert!(SharedCertificate::from_der(shared.certificate(), other.private_key()).is_err());
         assert!(SharedCertificate::from_der(shared.certificate(), &[0; MAX_BYTES + 1]).is_err());
     }
 }

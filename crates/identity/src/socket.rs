@@ -65,7 +65,7 @@ impl TlsSocket {
     pub fn connect_shared(shared: &SharedCertificate, protocol: &[u8], socket: TcpStream) -> io::Result<Self> {
         // It is not checked: the certificate names nothing.
         let name = ServerName::try_from("group.engram").expect("it is a valid host name");
-        let connection = ClientConnection::new(shared.client(protocol), name).map_err(invalid)?;
+        let connection = ClientConnection::new(shared.dialer(protocol), name).map_err(invalid)?;
         Self::secure(connection.into(), protocol, socket)
     }
 
@@ -74,7 +74,7 @@ impl TlsSocket {
     /// # Errors
     /// As [`Self::accept`].
     pub fn accept_shared(shared: &SharedCertificate, protocol: &[u8], socket: TcpStream) -> io::Result<Self> {
-        let connection = ServerConnection::new(shared.server(protocol)).map_err(invalid)?;
+        let connection = ServerConnection::new(shared.listener(protocol)).map_err(invalid)?;
         Self::secure(connection.into(), protocol, socket)
     }
 

@@ -102,7 +102,8 @@ impl Host {
             (MemberId(id), v1::GroupMember { id, ordinal: 0, reduce_address, state_address })
         });
         let certificate = shared.keys.as_ref().map(|_| SharedCertificate::create()).transpose();
-        let failed = |error| Problem::of(v1::ProblemKind::Unavailable, format!("failed to create a certificate: {error}"));
+        let failed =
+            |error| Problem::of(v1::ProblemKind::Unavailable, format!("failed to create a certificate: {error}"));
         let certificate = certificate.map_err(failed)?;
         tracing::info!(group = state.name, generation = state.generation, term = version, "hosting a group");
         let now = Instant::now();
@@ -221,7 +222,7 @@ impl Host {
         self.joined = Instant::now();
         let certificate = self.certificate.as_ref().map(|it| v1::GroupCertificate {
             certificate: it.certificate().to_vec().into(),
-            key: it.key().to_vec().into(),
+            key: it.private_key().to_vec().into(),
         });
         let GroupState { detect_ms, min_members, .. } = self.state;
         let settings = v1::GroupJoined { detect_ms, min_members, certificate };
