@@ -98,7 +98,7 @@ impl BlockAggregator {
     }
 
     /// Ends the aggregation: all blocks were moved.
-    pub const fn advance(&mut self) {
+    pub const fn end_version(&mut self) {
         self.version += 1;
     }
 }
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(field(&aggregator, &[]), "updates");
         assert_eq!(field(&aggregator, &[head(1, 0, 0)]), "samples");
         assert_eq!(field(&aggregator, &[head(1, 0, 1), head(1, 0, 1)]), "client");
-        aggregator.advance();
+        aggregator.end_version();
         assert_eq!(field(&aggregator, &[head(1, 0, 1)]), "version");
         let mut sum = BlockSum::new(2);
         assert!(sum.add(1.0, &[0.0, f32::NAN]).is_err() && sum.add(1.0, &[0.0]).is_err());

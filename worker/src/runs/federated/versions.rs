@@ -23,17 +23,17 @@ impl Memory {
     /// Stores the first version. Returns the digest of its model too.
     pub(super) async fn create(job: &Job, contents: &Contents) -> Result<(Self, Digest), Interruption> {
         if !job.is_on_disk() {
-            let aggregator = job.aggregator().map_err(invalid)?;
+            let aggregator = job.aggregator().map_err(invalid_job)?;
             let model = put_version(job, contents, &aggregator).await?;
             return Ok((Self::Whole(aggregator), model));
         }
         patiently(|| contents.items().create()).await?;
-        let blocks = BlockAggregator::new(job.strategy.clone()).map_err(invalid)?;
+        let blocks = BlockAggregator::new(job.strategy.clone()).map_err(invalid_job)?;
         let mut values = job.initial_values();
         let mut written = BlockWriter::begin(job, contents, 0).await?;
         while written.is_incomplete() {
             let block: Vec<f32> = values.by_ref().take(BLOCK_PARAMETERS).collect();
-            written.put(&block).await?;
+            written.put_block(&block).await?;
         }
         let model = written.finish(&blocks).await?;
         Ok((Self::Blocks(blocks), model))
@@ -67,7 +67,7 @@ impl Memory {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the shape that `map_err` wants")]
-fn invalid(error: InvalidInput) -> Interruption {
+fn invalid_job(error: InvalidInput) -> Interruption {
     failed(Code::InvalidValue, error.to_string())
 }
 
@@ -106,7 +106,7 @@ pub(super) async fn put_next_blocks(
     let heads: Vec<UpdateHead> = updates.iter().map(|(_, head)| *head).collect();
     let weights = aggregator.weights(&heads).map_err(not_aggregated)?;
     let model = ContentName::Model(aggregator.version());
-    aggregator.advance();
+    aggregator.end_version();
     let mut written = BlockWriter::begin(job, contents, aggregator.version()).await?;
     while written.is_incomplete() {
         let block = read_block(contents, model, written.next).await?;
@@ -115,7 +115,7 @@ pub(super) async fn put_next_blocks(
             let update = read_block(contents, updates[*place].0, written.next).await?;
             sum.add(*weight, &update).map_err(not_aggregated)?;
         }
-        written.put(&aggregator.move_block(&block, &sum).map_err(not_aggregated)?).await?;
+        written.put_block(&aggregator.move_block(&block, &sum).map_err(not_aggregated)?).await?;
     }
     written.finish(aggregator).await
 }
@@ -153,7 +153,7 @@ impl<'a> BlockWriter<'a> {
         self.next * (CHUNK_BYTES as u64) < self.bytes
     }
 
-    async fn put(&mut self, block: &[f32]) -> Result<(), Interruption> {
+    async fn put_block(&mut self, block: &[f32]) -> Result<(), Interruption> {
         let chunk = encode_values(block);
         self.digest.add(&chunk);
         let (contents, name, bytes, index) = (self.contents, self.name, self.bytes, self.next);
