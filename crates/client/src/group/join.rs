@@ -2,7 +2,9 @@
 
 use super::tcp::TcpConnect;
 use super::wire::position_to_wire;
-use super::{Fetch, Group, GroupError, Outgoing, Parts, PeerAddress, Provide, Security, Shared, StateServer, state, stream};
+use super::{
+    Fetch, Group, GroupError, Outgoing, Parts, PeerAddress, Provide, Security, Shared, StateServer, state, stream,
+};
 use crate::client::Client;
 use engram_collective::group::{MemberId, Position, Timing};
 use engram_proto::v1;

@@ -76,12 +76,7 @@ impl StateServer {
     ///
     /// # Errors
     /// The operating system starts no thread.
-    pub fn start(
-        listener: TcpListener,
-        provide: Provide,
-        patience: Duration,
-        security: Security,
-    ) -> io::Result<Self> {
+    pub fn start(listener: TcpListener, provide: Provide, patience: Duration, security: Security) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let last = Mutex::default();
         let (open, is_ending) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -300,7 +295,8 @@ fn fetch_by(
     let mut first = Source::open(first, patience, security)?;
     let (position, bytes, checksums) = first.manifest(position)?;
     let mut content = vec![0; bytes];
-    let helpers: Vec<Source> = others.iter().filter_map(|it| Source::open(&it.state, patience, security).ok()).collect();
+    let helpers: Vec<Source> =
+        others.iter().filter_map(|it| Source::open(&it.state, patience, security).ok()).collect();
     let streams = 1 + helpers.len();
     let mut parts: Vec<Vec<(usize, u64, &mut [u8])>> = (0..streams).map(|_| Vec::new()).collect();
     for (index, (chunk, checksum)) in content.chunks_mut(CHUNK_BYTES).zip(checksums).enumerate() {

@@ -26,7 +26,8 @@ const OPEN_DEADLINE: Duration = Duration::from_secs(2);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why a worker of an earlier version is not used.
-const NO_CERTIFICATE: &str = "the worker sent no certificate for the connections between the processes of the group; required with TLS";
+const NO_CERTIFICATE: &str =
+    "the worker sent no certificate for the connections between the processes of the group; required with TLS";
 
 /// Returns the id of the record of a group, by its name.
 pub fn record_id(cluster: engram_memory::ClusterId, name: &str) -> RunId {
