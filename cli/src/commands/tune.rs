@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use engram_api::{API_VERSION, Code, ExitCode, LearnerRun, Learning, Manifest, OnMissing, Requirement};
 use engram_learn::source::{self, Limits, SourceOptions};
 use engram_learn::tune::{Candidate, History, Judgement, MAX_EVENTS, TuneOptions, Tuning, tune};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
