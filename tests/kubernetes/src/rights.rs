@@ -23,6 +23,8 @@ const EVERYTHING: [&str; 3] = ["operator", "faults", "identity"];
 const MAY_BE_MISSING: [&str; 2] = ["secrets", "certificates.cert-manager.io"];
 /// The API server's message for an unknown owner kind.
 const UNKNOWN_KIND: &str = "cannot find RESTMapping";
+/// The API server's message for an object in a namespace that is being deleted.
+const TERMINATING: &str = "because it is being terminated";
 
 /// Permissions and their reason.
 struct Rule {
@@ -158,7 +160,7 @@ impl AuditReport {
         let denied: Vec<String> = self.refused.iter().map(|(right, why)| format!("{right} ({why})")).collect();
         ensure!(self.refused.len() == before, "denied: {}", denied.join("; "));
         Ok(format!(
-            "{requests} requests; {} were denied before roles or definitions were loaded, or after their deletion",
+            "{requests} requests; {} were denied before roles or definitions were loaded, or after their deletion or that of the namespace",
             self.early
         ))
     }
@@ -190,8 +192,8 @@ impl AuditReport {
         };
         let message = text("/responseStatus/message");
         // A new CustomResourceDefinition takes a moment to be known everywhere in the API server.
-        let is_early =
-            text("/annotations/authorization.k8s.io~1decision") == "forbid" || message.contains(UNKNOWN_KIND);
+        let is_early = text("/annotations/authorization.k8s.io~1decision") == "forbid"
+            || [UNKNOWN_KIND, TERMINATING].iter().any(|known| message.contains(known));
         // Secrets and Certificates need explicit grants; a missing one is reported in the status.
         if who == Who::Operator && request.verb == "get" && MAY_BE_MISSING.contains(&&*request.resource) {
             return true;

@@ -21,6 +21,7 @@ mod rules;
 mod runs;
 mod smoke;
 mod traces;
+mod training;
 
 use crate::cluster::{Cluster, Options};
 use crate::requirements::Skip;
@@ -48,7 +49,7 @@ struct Suite {
 /// Checks that run sequentially.
 type Row = fn() -> Vec<Check>;
 
-const SUITES: [Suite; 16] = [
+const SUITES: [Suite; 17] = [
     Suite { name: "smoke", fake: false, long: false, parts: &[&[smoke::checks]] },
     Suite { name: "command", fake: false, long: false, parts: &[&[command::checks]] },
     Suite {
@@ -57,6 +58,7 @@ const SUITES: [Suite; 16] = [
         long: false,
         parts: &[&[identity::checks], &[identity::lives, identity::others]],
     },
+    Suite { name: "training", fake: false, long: false, parts: &[&[training::checks]] },
     // Needs a program that takes long to build.
     Suite { name: "cert-manager", fake: false, long: true, parts: &[&[identity::cert_manager]] },
     Suite { name: "access", fake: false, long: false, parts: &[&[access::checks]] },
