@@ -91,7 +91,7 @@ fn too_old_driver_is_rejected() {
 fn device_older_than_all_code_is_rejected() {
     run_with_emulated_driver("device_older_than_all_code_is_rejected", &[("CUDA_HOST_CAPABILITY", "75")], || {
         let error = Cuda::open(0, DEADLINE).err().unwrap().to_string();
-        assert_eq!(error, "fatbin 'digest' does not support compute capability 7.5 (driver code 209)");
+        assert_eq!(error, "fatbin 'algebra' does not support compute capability 7.5 (driver code 209)");
     });
 }
 

@@ -238,7 +238,7 @@ fn a_worker_that_requires_a_gpu_fails_without_one() {
             "12080",
             "CUDA driver is too old: it supports CUDA 12.8, but 13.0 (driver 580) or newer is required",
         ),
-        ("CUDA_HOST_CAPABILITY", "75", "fatbin 'digest' does not support compute capability 7.5 (driver code 209)"),
+        ("CUDA_HOST_CAPABILITY", "75", "fatbin 'algebra' does not support compute capability 7.5 (driver code 209)"),
     ];
     for (setting, value, why) in cases {
         let result = run_with_emulated_driver(test, &[(setting, value), ("ENGRAM_TEST_WHY", why)], || {
