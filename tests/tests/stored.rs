@@ -92,7 +92,9 @@ fn continue_training(storage: &Storage, environment: &[(&str, &str)]) {
     let short = second.file("short.yaml", training("model", 60, location));
     second.engram(&["run", &short, "--rerun"]).fails_with(1, &["spec.replay.steps is 60", "step 70"]);
     let other = training("other", 70, location).replace("{name}", "model").replace("dense: 8", "dense: 9");
-    second.engram(&["run", &second.file("other.yaml", other)]).fails_with(1, &["model"]);
+    second
+        .engram(&["run", &second.file("other.yaml", other)])
+        .fails_with(1, &["checkpoint is of another model: it has", "\"dense\":9"]);
     second.stop();
 }
 

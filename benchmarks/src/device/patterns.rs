@@ -1,4 +1,5 @@
-//! Computations over 1, 2 and 4 logical devices, each a thread: time, speed-up, efficiency, imbalance, synchronization.
+//! Computations over 1, 2 and 4 logical devices, each a thread, and over the GPUs of the machine: time, speed-up, efficiency, imbalance,
+//! synchronization.
 //!
 //! The result of every repeat is compared with that of one device, within the measured time. Efficiency is the achieved speed over the sum of
 //! the solo speeds of the devices: on a machine with fewer cores than devices it cannot reach 1.
@@ -6,11 +7,13 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use engram_devices::workloads::{
     Algebra, Division, HeatEquation, LifeAutomaton, QualityBatch, fisher_matrix, max_plus_product, quality_pipeline,
 };
 use engram_devices::{ComputeDevice, Distribution, Grid, GridRun, Load, PipelineRun, Rule, SpeedModel, Work, run_grid};
+use engram_kernels::Gpu;
+use engram_kernels::gpu::cuda::{self, Cuda};
 use engram_kernels::partitioner::{Resource, Strategy};
 use engram_kernels::profiler::{Recorder, analyse};
 use engram_memory::mix64;
@@ -63,15 +66,35 @@ impl Outcome {
 /// When a run fails or its result differs from that of one device.
 pub(crate) fn pattern_rows() -> Result<Vec<Row>> {
     let mut rows = vec![decision()?];
-    rows.extend(workload("batch: Fisher matrix, 400 parameters, 4,000 samples", &fisher()?)?);
+    let (sums, product) = (fisher()?, max_plus()?);
+    rows.extend(workload("batch: Fisher matrix, 400 parameters, 4,000 samples", &sums)?);
     rows.extend(workload("batch: 200,000 geometric products in Cl(4, 0)", &products()?)?);
-    rows.extend(workload("rows: max-plus product of 768 x 768", &max_plus()?)?);
+    rows.extend(workload("rows: max-plus product of 768 x 768", &product)?);
     let life: Vec<u8> = (0..ROWS * COLUMNS).map(|cell| (mix64(cell as u64) % 2) as u8).collect();
     rows.extend(workload("halo: cellular automaton, 512 x 512, 16 steps", &grid(life, LifeAutomaton)?)?);
     let heat: Vec<f64> = numbers(ROWS * COLUMNS, 9).into_iter().map(f64::from).collect();
     rows.extend(workload("halo: heat equation, 512 x 512, 16 steps", &grid(heat, HeatEquation::new(0.2, 0.0)?)?)?);
     rows.extend(workload("pipeline: tropical layer, softmax, quality, 96 batches of 64", &pipeline()?)?);
+    let gpus = cuda::devices().context("failed to count GPUs")?;
+    if gpus == 0 {
+        eprintln!("devices: no GPU, so no rows of GPUs");
+    }
+    let on_gpus = |title: &str, run: &Run| workload_on(title, run, &gpu, gpus);
+    rows.extend(on_gpus("GPUs: Fisher matrix, 400 parameters, 4,000 samples", &sums)?);
+    rows.extend(on_gpus("GPUs: max-plus product of 768 x 768", &product)?);
     Ok(rows)
+}
+
+/// Returns a thread of the CPU.
+fn logical(number: usize) -> Result<ComputeDevice> {
+    Ok(ComputeDevice::new(format!("logical {number}")))
+}
+
+/// Opens a GPU of this machine.
+fn gpu(number: usize) -> Result<ComputeDevice> {
+    let driver = Cuda::open(number, cuda::DEADLINE).with_context(|| format!("failed to open GPU {number}"))?;
+    let name = format!("gpu {number}");
+    Ok(ComputeDevice::new(name.clone()).with_gpu(Gpu::new(driver, name)))
 }
 
 /// Measures the assignment of blocks to devices of different speed.
@@ -94,10 +117,23 @@ fn decision() -> Result<Row> {
 }
 
 fn workload(title: &str, run: &Run) -> Result<Vec<Row>> {
-    eprintln!("devices: {title}");
+    workload_on(title, run, &logical, COUNTS[COUNTS.len() - 1])
+}
+
+/// Measures a workload on up to `available` devices; none without a device.
+fn workload_on(
+    title: &str,
+    run: &Run,
+    open: &dyn Fn(usize) -> Result<ComputeDevice>,
+    available: usize,
+) -> Result<Vec<Row>> {
+    let counts = || COUNTS.into_iter().filter(|&count| count <= available);
+    if available > 0 {
+        eprintln!("devices: {title}");
+    }
     let mut model = SpeedModel::default();
-    for device in 0..COUNTS[COUNTS.len() - 1] {
-        let solo = [ComputeDevice::new(format!("logical {device}"))];
+    for device in 0..counts().next_back().unwrap_or(0) {
+        let solo = [open(device)?];
         for _ in 0..CALIBRATION_RUNS {
             let started = Instant::now();
             ensure!(run(&solo)?.is_same, "{title}: another result on device {device}");
@@ -107,15 +143,15 @@ fn workload(title: &str, run: &Run) -> Result<Vec<Row>> {
     }
     let mut rows = Vec::new();
     let mut first_ms = 0.0;
-    for count in COUNTS {
+    for count in counts() {
         let origin = Instant::now();
         let device = |number: usize| {
-            let name = format!("logical {number}");
-            let speed = model.speed("workload", &name, 1_000_000);
-            let recorder = Recorder::new(name.clone(), origin, SPANS);
-            ComputeDevice::new(name).with_speed(speed).with_recorder(recorder)
+            let device = open(number)?;
+            let speed = model.speed("workload", device.name(), 1_000_000);
+            let recorder = Recorder::new(device.name().to_owned(), origin, SPANS);
+            Ok(device.with_speed(speed).with_recorder(recorder))
         };
-        let devices: Vec<ComputeDevice> = (0..count).map(device).collect();
+        let devices: Vec<ComputeDevice> = (0..count).map(device).collect::<Result<_>>()?;
         let (mut imbalances, mut waits, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
         let time = measure::milliseconds(|| -> Result<()> {
             let outcome = run(&devices)?;

@@ -48,12 +48,14 @@ fn predictions(cluster: &Cluster) -> Value {
 #[test]
 fn killed_workers_cost_a_training_no_step_and_no_bit() {
     let cluster = Cluster::up(&cluster_manifest("train", 1, "  partitions: 4\n"));
-    let file = cluster.file("run.yaml", manifest("model"));
+    let file = cluster.file("run.yaml", manifest("model") + "    ensemble: 2\n");
     let wrong = cluster.file("wrong.yaml", manifest("wrong").replace("dim: 60", "dim: 61"));
     cluster.engram(&["run", &wrong]).fails_with(2, &["inputs[0].dim is 61", "60"]);
     cluster.engram(&["run", &file]).exits_with(0);
     let undisturbed = runs(&cluster)[0].clone();
     assert!(undisturbed["metrics"]["held_out_correlation"].as_f64() > Some(0.8), "{undisturbed}");
+    assert!(undisturbed["metrics"]["held_out_deviation"].as_f64() > Some(0.0), "{undisturbed}");
+    assert_eq!(undisturbed["updates"], 2 * STEPS * 128, "{undisturbed}");
     let predicted = predictions(&cluster);
     assert!(predicted[0]["prediction"].as_f64() > predicted[1]["prediction"].as_f64(), "{predicted}");
     cluster.engram_with(&["predict", "model", "--input", "-"], "60\n").fails_with(2, &["feature 60", "0 to 59"]);
@@ -61,7 +63,9 @@ fn killed_workers_cost_a_training_no_step_and_no_bit() {
 
     // Reductions use the certificates of the workers.
     let mut cluster = ClusterBuilder::new(&cluster_manifest("train", 3, "  partitions: 8\n")).with(&["--tls"]).start();
-    let file = cluster.file("run.yaml", manifest("model"));
+    // The devices of a worker change no bit either.
+    let devices = "    ensemble: 2\n    parallelism: { data: 2, pipeline: 2 }\n";
+    let file = cluster.file("run.yaml", manifest("model") + devices);
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let driver = |run: &Value| run["driver"].as_u64().expect("a running run has a driver") as usize;
     let training = wait_for_step(&cluster, 100);
@@ -78,8 +82,11 @@ fn killed_workers_cost_a_training_no_step_and_no_bit() {
     assert_eq!(ended["outputs"]["digest"], undisturbed["outputs"]["digest"], "{ended}");
     assert_eq!(ended["updates"], undisturbed["updates"], "{ended}");
     assert_eq!(predictions(&cluster), predicted);
+    let bubble = ended["metrics"]["pipeline_bubble"].as_f64();
+    assert!(bubble > Some(0.0) && bubble < Some(1.0), "{ended}");
     train_from_buffer(&mut cluster);
     train_with_options(&cluster);
+    train_an_ensemble(&cluster);
     train_from_tables(&cluster);
     cluster.stop();
 }
@@ -112,6 +119,25 @@ fn train_with_options(cluster: &Cluster) {
         assert!(run["metrics"]["boosted_squared_error"].as_f64() > Some(0.0), "{run}");
     }
     assert_ne!(exact["outputs"]["digest"], compressed["outputs"]["digest"]);
+}
+
+/// The members of an ensemble are what a run of one model with their seed is, and predictions are their mean and deviation.
+fn train_an_ensemble(cluster: &Cluster) {
+    let steps = |name: &str| manifest(name).replace(&format!("steps: {STEPS}"), "steps: 60");
+    let pair = train(cluster, "pair", steps("pair") + "    ensemble: 2\n");
+    train(cluster, "alone", steps("alone"));
+    assert_eq!(pair["metrics"]["ensemble"], 2.0, "{pair}");
+    let sample = "0,1,2,3,4\n";
+    let asked = cluster.engram_with(&["predict", "pair", "--input", "-", "--members", "-o", "json"], sample);
+    let together = asked.exits_with(0).json()["items"][0].clone();
+    let [first, second] = [0, 1].map(|member| together["members"][member].as_f64().expect("a prediction"));
+    assert_eq!(predict(cluster, "alone", sample)[0]["prediction"].as_f64(), Some(first), "{together}");
+    assert_ne!(first, second, "{together}");
+    let figure = |name: &str| together[name].as_f64().expect("a number");
+    assert!((figure("prediction") - (first + second) / 2.0).abs() < 1e-6, "{together}");
+    assert!((figure("deviation") - (first - second).abs() / 2.0).abs() < 1e-6, "{together}");
+    let file = cluster.file("many.yaml", steps("many") + "    ensemble: 17\n");
+    cluster.engram(&["run", &file]).fails_with(2, &["ensemble", "17"]);
 }
 
 fn train_from_tables(cluster: &Cluster) {

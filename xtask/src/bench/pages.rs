@@ -43,8 +43,9 @@ pub(super) fn devices(report: &Report, memories: &[String], machine: &str, commi
          Command: `cargo xtask bench devices --memories {memories}`. Machine: {machine}, with other work. Commit: {commit}. A logical device is one thread on the CPU. \
          Computations compare the result of every repeat, bit by bit, with that of one device, within the measured time. Efficiency is the \
          speed over the sum of the solo speeds of the devices; it cannot exceed cores / devices. Load deviation is the busy time of the busiest \
-         device over the mean, minus 1; with more devices than cores it is that of the operating system. Medians.\n\n\
-         | figure | 1 device | 2 devices | 4 devices |\n| --- | --- | --- | --- |\n"
+         device over the mean, minus 1; with more devices than cores it is that of the operating system. Medians.{}\n\n\
+         | figure | 1 device | 2 devices | 4 devices |\n| --- | --- | --- | --- |\n",
+        absent_gpus(&report.rows)
     );
     let (with_counts, others): (Vec<_>, Vec<_>) = groups(&report.rows).into_iter().partition(|group| group.len() > 1);
     for group in with_counts {
@@ -66,6 +67,14 @@ pub(super) fn devices(report: &Report, memories: &[String], machine: &str, commi
         writeln!(text, "| {title} | {size} | {median} {unit} | {budget} |").expect("a string can be written");
     }
     text
+}
+
+/// Returns what the page says about real GPUs if it has no rows of them.
+fn absent_gpus(rows: &[Row]) -> &'static str {
+    match rows.iter().any(|row| row.title.starts_with("GPUs: ")) {
+        true => "",
+        false => " The machine has no GPU: the rows of Fisher matrices and max-plus products on GPUs are absent.",
+    }
 }
 
 /// Returns the rows of each title.
@@ -102,6 +111,9 @@ mod tests {
         let rows = vec![row("batch: time", 1, 120.4), row("batch: time", 2, 61.0), row("decision", 64, 0.25)];
         let page = devices(&Report { threads: 2, rows }, &["10".to_owned()], "2 cores", "abc");
         assert!(page.contains("Machine: 2 cores, with other work. Commit: abc."));
+        assert!(page.contains("Medians. The machine has no GPU:"), "{page}");
+        let on_gpu = vec![row("GPUs: batch: time", 1, 3.0)];
+        assert!(!devices(&Report { threads: 2, rows: on_gpu }, &[], "", "").contains("no GPU"));
         assert!(page.contains("| batch: time (ms) | 120 | 61.0 | - |\n"), "{page}");
         assert!(page.contains("| decision | 64 | 0.25 ms | 5.00 ms |\n"), "{page}");
     }
