@@ -11,6 +11,7 @@ use engram_identity::{ExpectedPeer, Keys, Role, Roots, WatchedFiles};
 use engram_mapstore::FileStore;
 use engram_memory::{ClusterId, MemoryId};
 use engram_proto::v1::admin_service_client::AdminServiceClient;
+use engram_proto::v1::federated_service_client::FederatedServiceClient;
 use engram_proto::v1::memory_service_client::MemoryServiceClient;
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_testing::tokens::{Signer, encode};
@@ -250,6 +251,65 @@ async fn permissions_of_an_account_are_enforced_and_reloaded() {
     let message = Client::connect(plain).await.unwrap_err();
     assert_eq!(message.kind(), ProblemKind::Unauthenticated, "it is not retried: {message}");
     assert!(message.to_string().contains("speaks TLS"), "{message}");
+}
+
+/// Returns how the calls of a client of a federated run end with a token; the run does not exist.
+async fn federated_calls(channel: &Channel, bearer: &str) -> Vec<(&'static str, Option<Code>)> {
+    let mut service = FederatedServiceClient::new(channel.clone());
+    let caller = Some(v1::FederatedCaller { run: "a".into(), client: "b".into(), secret: vec![1; 32].into() });
+    let check_in = v1::CheckInRequest { caller: caller.clone(), ..Default::default() };
+    let part = v1::GetModelPartRequest { caller: caller.clone(), bytes: 1, ..Default::default() };
+    let chunk = v1::UploadChunkRequest { caller: caller.clone(), ..Default::default() };
+    let commit = v1::CommitUpdateRequest { caller: caller.clone(), ..Default::default() };
+    let give_up = v1::GiveUpTaskRequest { caller: caller.clone(), task: 1 };
+    let masks = v1::ExchangeMasksRequest { caller, ..Default::default() };
+    vec![
+        ("CheckIn", service.check_in(carrying(check_in, bearer)).await.err().map(|status| status.code())),
+        ("GetModelPart", service.get_model_part(carrying(part, bearer)).await.err().map(|status| status.code())),
+        ("UploadChunk", service.upload_chunk(carrying(chunk, bearer)).await.err().map(|status| status.code())),
+        ("CommitUpdate", service.commit_update(carrying(commit, bearer)).await.err().map(|status| status.code())),
+        ("GiveUpTask", service.give_up_task(carrying(give_up, bearer)).await.err().map(|status| status.code())),
+        ("ExchangeMasks", service.exchange_masks(carrying(masks, bearer)).await.err().map(|status| status.code())),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn federated_calls_require_a_valid_token_whose_right_was_not_revoked() {
+    let signer = Signer::new("first");
+    let cluster = TokenCluster::with_coordinator(&signer, &trainer(&["Read", "Reinforce"])).await;
+    let channel = cluster.channel(cluster.at.client).await.unwrap();
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut body = body("trainer");
+        change(&mut body);
+        format!("Bearer {}", signer.token(&body))
+    };
+    let now = body("trainer")["iat"].as_u64().unwrap();
+    let good = with(&|_| {});
+    let is_refused = |code: Option<Code>| matches!(code, Some(Code::Unauthenticated | Code::PermissionDenied));
+    for (call, code) in federated_calls(&channel, &good).await {
+        assert!(!is_refused(code), "{call}: {code:?}");
+    }
+    let expired = with(&|it| it["exp"] = json!(now - 1));
+    let elsewhere = with(&|it| it["aud"] = json!([audience(ClusterId(CLUSTER.0 + 1))]));
+    let forged = format!("Bearer {}", Signer::new("first").token(&body("trainer")));
+    for bearer in [expired, elsewhere, forged, String::new()] {
+        for (call, code) in federated_calls(&channel, &bearer).await {
+            assert_eq!(code, Some(Code::Unauthenticated), "{call} with {bearer}");
+        }
+    }
+    let revoke = v1::RevokeClientRequest { run: "a".into(), client: "b".into() };
+    let revoked = FederatedServiceClient::new(channel.clone()).revoke_client(carrying(revoke, &good)).await;
+    assert_eq!(revoked.unwrap_err().code(), Code::PermissionDenied, "clients may not revoke clients");
+    std::fs::write(cluster.path("access.json"), trainer(&["Read"]).to_string()).unwrap();
+    until("the right is revoked", || async {
+        federated_calls(&channel, &good).await[0].1 == Some(Code::PermissionDenied)
+    })
+    .await;
+    for (call, code) in federated_calls(&channel, &good).await {
+        // Models may be read by all that may connect.
+        let expected = if call == "GetModelPart" { is_refused(code) } else { code != Some(Code::PermissionDenied) };
+        assert!(!expected, "{call}: {code:?}");
+    }
 }
 
 /// A snapshot exports every memory to a location of the account's choice: the permission to learn, which allows all other runs, is
