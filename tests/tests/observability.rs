@@ -207,6 +207,25 @@ fn http_ports(cluster: &Cluster) -> Vec<u16> {
     workers.iter().filter_map(|worker| port(worker["http"].as_str()?)).collect()
 }
 
+/// Each link of a panel to traces of workers finds some.
+fn links_find_traces(jaeger: &Jaeger) {
+    let mut operations = BTreeSet::new();
+    for name in ["clusters", "runs"] {
+        let path = checkout().join(format!("charts/engram/files/dashboards/{name}.json"));
+        let text = std::fs::read_to_string(path).expect("the dashboard exists");
+        let before = operations.len();
+        let service = format!("%22service%22:%22{WORKER}%22,%22operation%22:%22");
+        let linked = text.split(&service).skip(1).filter_map(|rest| rest.split("%22").next());
+        operations.extend(linked.map(|it| it.replace("%20", " ").replace("%2F", "/")));
+        assert!(operations.len() > before + 2, "links of {name}: {operations:?}");
+    }
+    for operation in operations {
+        wait_for(&format!("a trace with {operation}"), DEADLINE, || {
+            jaeger.spans(WORKER, &operation).iter().any(|span| span.name == operation).then_some(())
+        });
+    }
+}
+
 /// Every panel of workers, and every recorded indicator, has data; exemplars name traces that Jaeger has.
 fn dashboards_have_data(prometheus: &Prometheus, jaeger: &Jaeger) {
     let mut evaluated = 0;
@@ -311,6 +330,7 @@ fn traces_reach_jaeger_and_every_panel_has_data() {
         draw_pictures(&cluster, &prometheus, Path::new(&folder));
     }
     a_failover_is_one_trace(&mut cluster, &jaeger);
+    links_find_traces(&jaeger);
     let exported = page(http_ports(&cluster)[0], "/metrics").expect("the worker responds");
     assert!(
         exported.lines().any(|line| line.contains("request_duration") && line.contains("# {trace_id=")),
