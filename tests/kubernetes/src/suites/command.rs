@@ -7,7 +7,7 @@ use super::Check;
 use super::chart::DASHBOARDS;
 use super::faults::install::operator;
 use super::helpers::{WHILE, is_ready, uid};
-use super::{gpu, in_pod, orders, runs, traces};
+use super::{gpu, in_pod, orders, run_graph, runs, traces};
 use crate::cluster::Cluster;
 use crate::process::{self, Ended, until};
 use crate::requirements::Skip;
@@ -50,6 +50,7 @@ pub(super) fn checks() -> Vec<Check> {
         // While it holds nothing: what is learned is compared to the bit.
         Check { name: "a run whose driver's node is killed learns what it would have", run: runs::moves },
         Check { name: "a run learns from a ConfigMap, and stops when it is deleted", run: runs::stops },
+        Check { name: "only what changed of a graph of six runs is repeated", run: run_graph::executes },
         Check { name: "kubectl engram says of it what its object says", run: status },
         Check { name: "memories written through the API server are what a worker serves", run: memories },
         Check { name: "traces of operators and workers arrive in Jaeger", run: traces::arrive },

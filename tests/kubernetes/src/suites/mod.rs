@@ -18,6 +18,7 @@ mod operator;
 mod orders;
 mod registry;
 mod rules;
+mod run_graph;
 mod runs;
 mod smoke;
 mod traces;
