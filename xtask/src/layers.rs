@@ -10,8 +10,8 @@ use crate::{process, workspace};
 const LAYERS: [&[&str]; 7] = [
     &["memory", "objects", "trace"],
     &["proto", "cluster", "kernels", "api", "identity", "forecast", "telemetry"],
-    &["wire", "collective", "replay", "neural", "tropical", "information"],
-    &["store", "client", "mapstore", "train", "geodesic", "federated", "devices"],
+    &["wire", "collective", "replay", "neural", "tropical", "information", "federated"],
+    &["store", "client", "mapstore", "train", "geodesic", "devices"],
     &["learn", "coordinator", "faults", "simulation", "snapshot", "participant"],
     // Helpers of tests: everything below uses them as a dev-dependency only.
     &["worker", "operator", "testing", "edge"],

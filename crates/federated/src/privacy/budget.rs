@@ -69,6 +69,25 @@ impl Budget {
         Ok(())
     }
 
+    /// Returns how many further steps of `mechanism` fit the rest of the budget, at most `limit`.
+    #[must_use]
+    pub fn affordable(&self, mechanism: Mechanism, limit: u64) -> u64 {
+        let fits = |steps: u64| {
+            let mut charges = self.charges.clone();
+            charges.push((mechanism, steps));
+            pld::epsilon(&charges, self.delta) <= self.epsilon
+        };
+        if fits(limit) {
+            return limit;
+        }
+        let (mut fit, mut excess) = (0, limit);
+        while excess - fit > 1 {
+            let middle = fit + (excess - fit) / 2;
+            *if fits(middle) { &mut fit } else { &mut excess } = middle;
+        }
+        fit
+    }
+
     /// Number of charged steps.
     #[must_use]
     pub fn steps(&self) -> u64 {
@@ -107,6 +126,8 @@ mod tests {
         let spent = budget.spent();
         assert!(spent.epsilon <= 2.0 && spent.renyi_epsilon > spent.epsilon);
         assert_eq!(budget.steps(), rounds, "a refused charge costs nothing");
+        assert_eq!(budget.affordable(MECHANISM, 100), 0);
+        assert_eq!(Budget::new(2.0, 1e-5, 1_000).unwrap().affordable(MECHANISM, 10 * rounds), rounds);
     }
 
     #[test]

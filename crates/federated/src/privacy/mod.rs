@@ -8,6 +8,7 @@ mod audit;
 pub mod budget;
 pub mod clipping;
 pub mod discrete;
+pub mod examples;
 pub mod pld;
 pub mod rdp;
 pub mod sum;

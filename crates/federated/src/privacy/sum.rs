@@ -53,6 +53,22 @@ impl PrivateSum {
         Ok(Self { steps: values.iter().map(|value| (value * scale).round() as i64).collect(), below: 0 })
     }
 
+    /// Creates a sum from the steps that [`Self::steps`] returned, on another rank.
+    ///
+    /// # Errors
+    /// A value is too large for a sum of clipped updates.
+    pub fn from_steps(steps: Vec<i64>) -> Result<Self, InvalidInput> {
+        let largest = steps.iter().map(|step| step.unsigned_abs()).max().unwrap_or(0);
+        require(largest < 1 << 52, "sum", largest, "below 2^52 steps")?;
+        Ok(Self { steps, below: 0 })
+    }
+
+    /// The sum per parameter in steps of the clipping norm over `STEPS_PER_NORM`.
+    #[must_use]
+    pub fn steps(&self) -> &[i64] {
+        &self.steps
+    }
+
     /// Adds one clipped update, or one clipped gradient of a sample.
     ///
     /// # Errors
