@@ -13,6 +13,7 @@ mod clamped_add;
 pub mod cuda;
 mod driver;
 mod epoch_sequence;
+mod geodesic;
 mod images;
 mod index;
 mod mirror;
@@ -27,6 +28,7 @@ mod update;
 
 pub use algebra::ProductShape;
 pub use driver::{Argument, Driver, Step, THREADS, run_steps};
+pub use geodesic::{GeodesicKernels, MAX_INPUTS, NetworkBatch, NetworkGradient, PathAdjoint, PathBatch, PathFeatures};
 pub use sample::{PrioritySums, Share};
 
 use crate::{Error, Info, Segment, Slot, TILE, Tile, TileId, Tiles};

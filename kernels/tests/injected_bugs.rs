@@ -160,6 +160,20 @@ fn wrong_results_and_divergent_barriers_are_detected() {
                 "sums of outer products differ",
             ),
             (
+                "geodesic.cu",
+                "from = threadIdx.x / SECOND * HALF;",
+                "from = threadIdx.x / SECOND * (HALF - 1);",
+                Part::Networks,
+                "differ",
+            ),
+            (
+                "geodesic.cu",
+                "if (value < least) least = value, lowest_place = end;",
+                "if (value < least) least = value;",
+                Part::Paths,
+                "a gradient of path features differ",
+            ),
+            (
                 "group.cu",
                 "    u32 peers = __match_any_sync(ALL_LANES, rule);",
                 "    if (!used) continue;\n    u32 peers = __match_any_sync(ALL_LANES, rule);",

@@ -67,5 +67,5 @@ pub use report::{BaselineScores, FoldReport, Report};
 pub use settings::{Decoder, Settings};
 pub use shooting::{BatchedShooting, Shot};
 pub use spectra::{REFERENCE_PPB, Sample, Spectra, reference_nm};
-pub use train::{Axes, Prediction, Trainer};
+pub use train::{Axes, Prediction, StepError, Trainer, advance_all};
 pub use trajectory::{Problem, Trajectory, trajectory, trajectory_gradient};

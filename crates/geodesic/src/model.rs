@@ -63,12 +63,12 @@ impl Model {
         Self { metric: MetricNetwork::xavier(seed), decoder: Network::xavier(inputs, !seed) }
     }
 
-    fn is_flow(&self) -> bool {
+    pub(crate) fn is_flow(&self) -> bool {
         self.decoder.inputs() == FLOW_INPUTS
     }
 
     /// Rows of the decoder's input, [pair, wavelength].
-    fn decoder_inputs(lattice: &Lattice, pairs: &[(usize, usize)], features: &Features) -> Vec<f64> {
+    pub(crate) fn decoder_inputs(lattice: &Lattice, pairs: &[(usize, usize)], features: &Features) -> Vec<f64> {
         let mut rows = Vec::with_capacity(features.mean.len() * DECODER_INPUTS);
         for (p, &(_, target)) in pairs.iter().enumerate() {
             for (w, &l) in lattice.wavelengths().iter().enumerate() {
@@ -132,32 +132,17 @@ impl Model {
         }
 
         let pass = lattice.forward(&self.metric, pairs);
-        let displacement = &pass.features.displacement;
         let (slope, tape) = self.decoder.forward(1, Self::decoder_inputs(lattice, pairs, &pass.features));
-        let n = expected as f64;
-        let mut to_slope = vec![0.0; expected];
-        let mut to_displacement = vec![0.0; expected];
-        for i in 0..expected {
-            let error = displacement[i] * slope[i] - targets[i];
-            loss.reconstruction += error * error / n;
-            loss.length += displacement[i].abs() / n;
-            to_slope[i] = 2.0 * error / n * displacement[i];
-            to_displacement[i] = 2.0 * error / n * slope[i];
-        }
+        let errors = SlopeErrors::new(&pass.features.displacement, &slope, targets, &mut loss);
         let mut to_inputs = vec![0.0; expected * DECODER_INPUTS];
-        self.decoder.backward(&tape, &to_slope, &mut to_decoder, Some(&mut to_inputs));
-        let column = |c: usize| to_inputs.iter().skip(c).step_by(DECODER_INPUTS).copied();
-        let length = column(2)
-            .zip(displacement.iter().zip(&to_displacement))
-            .map(|(a, (k, d))| a + d * k.signum() + settings.length / n)
-            .collect();
-        let adjoint = FeatureAdjoint { length, mean: column(1).collect(), velocity: column(3).collect() };
+        self.decoder.backward(&tape, &errors.to_slope, &mut to_decoder, Some(&mut to_inputs));
+        let adjoint = errors.adjoint(&pass.features.displacement, &to_inputs, settings);
         lattice.backward(&self.metric, &pass, &adjoint, &mut to_metric);
         Ok((loss, to_metric, to_decoder))
     }
 
     /// Smoothness and range of the metric at random points of [-1, 1]^2; adds their weighted gradient.
-    fn regularisers(&self, settings: &Settings, draws: u64, gradient: &mut [f64]) -> Loss {
+    pub(crate) fn regularisers(&self, settings: &Settings, draws: u64, gradient: &mut [f64]) -> Loss {
         let stream = Stream::new(draws, 1);
         let inputs = (0..2 * REGULARISER_POINTS as u64).map(|i| 2.0 * stream.uniform(i) - 1.0).collect();
         let pass = self.metric.forward(3, inputs);
@@ -173,6 +158,40 @@ impl Model {
         }
         self.metric.backward(&pass, &adjoint, gradient);
         loss
+    }
+}
+
+/// Gradients of the mean squared error of `displacement * slope`, each [pair, wavelength].
+pub(crate) struct SlopeErrors {
+    /// With respect to the decoder's output.
+    pub(crate) to_slope: Vec<f64>,
+    to_displacement: Vec<f64>,
+}
+
+impl SlopeErrors {
+    /// Adds reconstruction and length to `loss`.
+    pub(crate) fn new(displacement: &[f64], slope: &[f64], targets: &[f64], loss: &mut Loss) -> Self {
+        let n = targets.len() as f64;
+        let mut own = Self { to_slope: vec![0.0; targets.len()], to_displacement: vec![0.0; targets.len()] };
+        for i in 0..targets.len() {
+            let error = displacement[i] * slope[i] - targets[i];
+            loss.reconstruction += error * error / n;
+            loss.length += displacement[i].abs() / n;
+            own.to_slope[i] = 2.0 * error / n * displacement[i];
+            own.to_displacement[i] = 2.0 * error / n * slope[i];
+        }
+        own
+    }
+
+    /// Gradients with respect to the features, given those with respect to the decoder's inputs.
+    pub(crate) fn adjoint(&self, displacement: &[f64], to_inputs: &[f64], settings: &Settings) -> FeatureAdjoint {
+        let n = displacement.len() as f64;
+        let column = |c: usize| to_inputs.iter().skip(c).step_by(DECODER_INPUTS).copied();
+        let length = column(2)
+            .zip(displacement.iter().zip(&self.to_displacement))
+            .map(|(a, (k, d))| a + d * k.signum() + settings.length / n)
+            .collect();
+        FeatureAdjoint { length, mean: column(1).collect(), velocity: column(3).collect() }
     }
 }
 

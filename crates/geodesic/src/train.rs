@@ -2,8 +2,10 @@
 
 use xxhash_rust::xxh3::xxh3_128;
 
+mod accelerated;
 mod predict;
 
+pub use accelerated::{StepError, advance_all};
 pub use predict::Prediction;
 
 use crate::closed::Lattice;
@@ -75,6 +77,16 @@ pub struct Trainer {
     last: Loss,
 }
 
+/// Inputs of a step.
+struct StepInput {
+    lattice: Lattice,
+    pairs: Vec<(usize, usize)>,
+    /// Standardised differences target - source, [pair, wavelength].
+    targets: Vec<f64>,
+    /// Seed of the regularisers' points.
+    draws: u64,
+}
+
 impl Trainer {
     /// Starts the training of start number `start` on training spectra, at least 3.
     ///
@@ -133,6 +145,19 @@ impl Trainer {
         if self.finished() {
             return Ok(());
         }
+        let StepInput { lattice, pairs, targets, draws } = self.step_input()?;
+        let gradient = self.model.gradient(&lattice, &pairs, &targets, &self.settings, draws)?;
+        self.apply(&gradient)?;
+        if self.evaluation_due() {
+            let (lattice, pairs, targets) = self.validation()?;
+            let predicted = self.model.differences(&lattice, &pairs);
+            self.evaluate(&predicted, &targets);
+        }
+        Ok(())
+    }
+
+    /// What the gradient of the next step is computed from.
+    fn step_input(&self) -> Result<StepInput, Error> {
         let every = self.settings.validation_stride;
         let training: Vec<usize> = (0..self.data.nm().len()).filter(|j| j % every != 0).collect();
         let draws = Stream::new(self.settings.seed ^ 0x5354_4550, self.start);
@@ -142,18 +167,24 @@ impl Trainer {
         let lattice = self.lattice(self.data.ppb(), &subset)?;
         let pairs = lattice.all_pairs();
         let targets = self.targets(&pairs, &subset);
-        let point_seed = (draws.uniform(u64::MAX - self.step) * 2f64.powi(52)) as u64;
-        let (loss, metric, decoder) = self.model.gradient(&lattice, &pairs, &targets, &self.settings, point_seed)?;
+        let draws = (draws.uniform(u64::MAX - self.step) * 2f64.powi(52)) as u64;
+        Ok(StepInput { lattice, pairs, targets, draws })
+    }
+
+    /// Completes a step with its loss and the gradients with respect to the metric's and the decoder's parameters.
+    fn apply(&mut self, (loss, metric, decoder): &(Loss, Vec<f64>, Vec<f64>)) -> Result<(), Error> {
         if !loss.total(&self.settings).is_finite() {
             return Err(Error::Range { field: "loss", value: loss.total(&self.settings), allowed: "finite" });
         }
-        self.last = loss;
-        self.update(&metric, &decoder);
+        self.last = *loss;
+        self.update(metric, decoder);
         self.step += 1;
-        if self.step.is_multiple_of(self.settings.evaluate_every) || self.step == self.settings.steps {
-            self.evaluate()?;
-        }
         Ok(())
+    }
+
+    /// Whether the inner validation split is evaluated after this step.
+    fn evaluation_due(&self) -> bool {
+        self.step.is_multiple_of(self.settings.evaluate_every) || self.step == self.settings.steps
     }
 
     fn lattice(&self, ppb: &[f64], wavelengths: &[usize]) -> Result<Lattice, Error> {
@@ -168,20 +199,23 @@ impl Trainer {
         pairs.iter().flat_map(|&(i, j)| wavelengths.iter().map(move |&w| difference(i, j, w))).collect()
     }
 
-    fn evaluate(&mut self) -> Result<(), Error> {
+    /// Lattice, pairs and standardised differences of the inner validation split.
+    fn validation(&self) -> Result<(Lattice, Vec<(usize, usize)>, Vec<f64>), Error> {
         let subset: Vec<usize> = (0..self.data.nm().len()).step_by(self.settings.validation_stride).collect();
         let lattice = self.lattice(self.data.ppb(), &subset)?;
         let pairs = lattice.all_pairs();
         let targets = self.targets(&pairs, &subset);
-        let predicted = self.model.differences(&lattice, &pairs);
-        let sum: f64 = predicted.iter().zip(&targets).map(|(p, t)| (p - t).powi(2)).sum();
+        Ok((lattice, pairs, targets))
+    }
+
+    fn evaluate(&mut self, predicted: &[f64], targets: &[f64]) {
+        let sum: f64 = predicted.iter().zip(targets).map(|(p, t)| (p - t).powi(2)).sum();
         let loss = sum / targets.len() as f64;
         if loss < self.best_loss {
             (self.best, self.best_loss, self.waited) = (self.model.clone(), loss, 0);
         } else {
             self.waited += 1;
         }
-        Ok(())
     }
 
     /// AdamW with clipping and a cosine schedule, metric and decoder with their own rates and norms.

@@ -112,7 +112,7 @@ impl<D: Driver> Gpu<D> {
 }
 
 /// Returns a size as an argument.
-fn size<'a, B>(count: usize) -> Argument<'a, B> {
+pub(super) fn size<'a, B>(count: usize) -> Argument<'a, B> {
     let count = u32::try_from(count).ok().filter(|&count| count <= i32::MAX as u32);
     Argument::U32(count.expect("a size is below 2^31"))
 }

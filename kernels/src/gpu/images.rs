@@ -10,10 +10,19 @@ macro_rules! image {
 }
 
 /// All fatbins.
-pub(super) const IMAGES: [Image; 14] = [
+pub(super) const IMAGES: [Image; 15] = [
     image!("algebra", "max_plus_product", "outer_products", "add_sums"),
     image!("digest", "digest"),
     image!("epoch", "bucket_updates", "epoch"),
+    image!(
+        "geodesic",
+        "network_values",
+        "network_gradient",
+        "sum_gradients",
+        "metric_roots",
+        "path_features",
+        "path_adjoint"
+    ),
     image!("group", "update_groups"),
     image!("histogram", "weight_histogram"),
     image!("index", "index_build", "index_insert", "index_erase", "index_find"),

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // Test helpers.
 
 mod algebra;
+mod geodesic;
 
 use crate::random_numbers::RandomNumbers;
 use crate::reference_device::{ReferenceDevice, Vectors};
@@ -46,10 +47,14 @@ pub(crate) enum Part {
     MaxPlus,
     /// Sums of outer products.
     OuterProducts,
+    /// Networks of the geodesic model and their gradients.
+    Networks,
+    /// Path features of the geodesic model and their gradients.
+    Paths,
 }
 
 /// All parts.
-pub(crate) const PARTS: [Part; 15] = [
+pub(crate) const PARTS: [Part; 17] = [
     Part::Epoch,
     Part::HotEpoch,
     Part::Quality,
@@ -65,6 +70,8 @@ pub(crate) const PARTS: [Part; 15] = [
     Part::Recall,
     Part::MaxPlus,
     Part::OuterProducts,
+    Part::Networks,
+    Part::Paths,
 ];
 
 /// The last segment: a partial tile, for expensive passes.
@@ -242,6 +249,7 @@ impl<D: Driver> PassChecks<D> {
             Part::Sample => self.sample(),
             Part::Recall => self.recall(),
             Part::MaxPlus | Part::OuterProducts => self.algebra(part),
+            Part::Networks | Part::Paths => self.geodesic(part),
         }
     }
 
