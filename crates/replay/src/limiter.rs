@@ -233,15 +233,17 @@ mod tests {
         #[test]
         fn accepted_settings_never_block_both_sides(
             spi in 0.05_f64..20.0, min_size in 1_u64..50, low in -100.0_f64..100.0, width in 0.0_f64..200.0,
-            steps in proptest::collection::vec(any::<bool>(), 0..300),
+            steps in proptest::collection::vec((any::<bool>(), 0_u64..4), 0..300),
         ) {
             let settings = Settings { samples_per_insert: spi, min_size, min_diff: low, max_diff: low + width };
             let Ok(mut limiter) = RateLimiter::new(settings) else { return Ok(()) };
-            for insert_first in steps {
+            for (insert_first, deletes) in steps {
                 let (insert, sample) = (limiter.insert(1).is_ok(), limiter.sample(1).is_ok());
                 prop_assert!(insert || sample, "{limiter:?}");
                 let inserts = if insert_first { insert } else { insert && !sample };
                 limiter.record(u64::from(inserts), u64::from(!inserts), 0);
+                // Items are removed, used up and deleted at any time.
+                limiter.record(0, 0, deletes.min(limiter.size()));
             }
         }
 
@@ -252,6 +254,86 @@ mod tests {
             let (limiter, _) = RateLimiter::restore(settings, counts).unwrap();
             prop_assert!(limiter.insert(1).is_ok() || limiter.sample(1).is_ok(), "{limiter:?}");
         }
+    }
+
+    /// Lets one side go first for some steps; returns whether each side proceeded.
+    fn sides_that_proceed(mut limiter: RateLimiter, insert_first: bool) -> [bool; 2] {
+        let mut proceeded = [false; 2];
+        for step in 0..4_000 {
+            let allowed = [limiter.insert(1).is_ok(), limiter.sample(1).is_ok()];
+            assert!(allowed[0] || allowed[1], "blocked after {step} steps: {limiter:?}");
+            let inserts = if insert_first { allowed[0] } else { !allowed[1] };
+            limiter.record(u64::from(inserts), u64::from(!inserts), 0);
+            proceeded[usize::from(!inserts)] = true;
+        }
+        proceeded
+    }
+
+    #[test]
+    fn limiter_restored_at_an_edge_or_outside_serves_both_sides_again() {
+        // The cursor may be from 20 to 60.
+        let settings = Settings::around(4.0, 10, 20.0).unwrap();
+        for cursor in [-2_000_i64, 19, 20, 21, 23, 24, 56, 57, 59, 60, 61, 2_000] {
+            for deletes in [0, 590, 591, 600] {
+                let counts = Counts { inserts: 600, samples: (2_400 - cursor) as u64, deletes };
+                let (limiter, corrected) = RateLimiter::restore(settings, counts).unwrap();
+                assert_eq!(
+                    (limiter.cursor(), corrected),
+                    (cursor as f64, 0),
+                    "counts are kept where they block no side"
+                );
+                for insert_first in [false, true] {
+                    let sides = sides_that_proceed(limiter.clone(), insert_first);
+                    assert_eq!(sides, [true; 2], "cursor {cursor}, {deletes} deletes, inserts first: {insert_first}");
+                }
+            }
+        }
+    }
+
+    /// Whether every state that can be reached in some steps lets a side proceed: all orders of inserts, samples and deletes.
+    fn is_live(settings: Settings) -> bool {
+        let mut states = std::collections::BTreeSet::from([(0, 0, 0)]);
+        for _ in 0..14 {
+            let mut next = std::collections::BTreeSet::new();
+            for &(inserts, samples, deletes) in &states {
+                let limiter = RateLimiter { settings, counts: Counts { inserts, samples, deletes } };
+                let (insert, sample) = (limiter.insert(1).is_ok(), limiter.sample(1).is_ok());
+                if !insert && !sample {
+                    return false;
+                }
+                next.extend(insert.then_some((inserts + 1, samples, deletes)));
+                next.extend(sample.then_some((inserts, samples + 1, deletes)));
+                next.extend((limiter.size() > 0).then_some((inserts, samples, deletes + 1)));
+            }
+            states = next;
+        }
+        true
+    }
+
+    #[test]
+    fn small_settings_are_refused_or_live_in_every_reachable_state() {
+        let (mut accepted, mut refused, mut blocked) = (0, 0, 0);
+        for spi in [0.5, 1.0, 2.0] {
+            for min_size in 1..=2 {
+                for low in -2..=3 {
+                    for width in 0..=4 {
+                        let (min_diff, max_diff) = (f64::from(low), f64::from(low + width));
+                        let settings = Settings { samples_per_insert: spi, min_size, min_diff, max_diff };
+                        if settings.check().is_ok() {
+                            accepted += 1;
+                            assert!(is_live(settings), "{settings:?}");
+                        } else {
+                            refused += 1;
+                            blocked += u32::from(!is_live(settings));
+                        }
+                    }
+                }
+            }
+        }
+        assert!(
+            accepted > 20 && refused > 20 && blocked > 20,
+            "{accepted} accepted, {refused} refused, {blocked} of them block"
+        );
     }
 
     #[test]

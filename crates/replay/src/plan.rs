@@ -179,21 +179,41 @@ mod tests {
 
     #[test]
     fn expected_gradient_of_both_modes_equals_the_exact_one() {
-        // Every item is drawn in proportion: thresholds enumerated instead of random.
-        let shards = [vec![3_u32, 1, 0], vec![6, 2]];
+        let parts = [vec![3_u32, 1, 0], vec![6, 2]];
         let gradient = [[0.5_f64, -1.0, 9.0], [2.0, 0.25, 0.0]];
-        let total: u64 = shards.iter().flatten().map(|&it| u64::from(it)).sum();
-        let mut exact = 0.0;
-        let mut local = 0.0;
-        for (shard, gradient) in shards.iter().zip(gradient) {
-            let priorities = Priorities::new(shard.clone());
-            exact += shard.iter().zip(gradient).map(|(&p, g)| f64::from(p) / total as f64 * g).sum::<f64>();
-            // One draw per unit of priority: the expectation over all thresholds.
-            let draws = priorities.total() as u32;
-            let sum: f64 = (0..priorities.total()).map(|it| gradient[priorities.find(it).unwrap()]).sum();
-            local += local_scale(priorities.total(), total, draws).unwrap() * sum;
+        let shards: Vec<Priorities> = parts.iter().cloned().map(Priorities::new).collect();
+        let plan =
+            Plan::new((0..).zip(&shards).map(|(partition, shard)| published(partition, shard)).collect()).unwrap();
+        let total = plan.total();
+        for beta in [0.0, 0.4, 1.0] {
+            let weighted = |shard: usize, item: usize| {
+                crate::importance::weight(&plan, parts[shard][item], beta) * gradient[shard][item]
+            };
+            let items = (0..2).flat_map(|shard| (0..parts[shard].len()).map(move |item| (shard, item)));
+            let exact: f64 = items
+                .filter(|&(shard, item)| parts[shard][item] > 0)
+                .map(|(shard, item)| f64::from(parts[shard][item]) / total as f64 * weighted(shard, item))
+                .sum();
+
+            // As many draws as units of priority: each threshold once, whatever the seed.
+            let count = total as u32;
+            let mut global = 0.0;
+            for (partition, shard) in (0..).zip(&shards) {
+                let draws = plan.draws(PartitionId(partition), 3, 7, count).unwrap();
+                let item = |draw: &PartitionDraw| weighted(partition as usize, shard.find(draw.threshold).unwrap());
+                global += draws.iter().map(item).sum::<f64>() / f64::from(count);
+            }
+            assert!((exact - global).abs() < 1e-9, "beta {beta}: {exact}, global {global}");
+
+            // Each worker enumerates its own thresholds, one of them five times: shares of the batch are not shares of the priorities.
+            let mut local = 0.0;
+            for (index, (shard, repeats)) in shards.iter().zip([5, 1]).enumerate() {
+                let own: f64 = (0..shard.total()).map(|at| weighted(index, shard.find(at).unwrap())).sum();
+                let draws = repeats * shard.total() as u32;
+                local += local_scale(shard.total(), total, draws).unwrap() * f64::from(repeats) * own;
+            }
+            assert!((exact - local).abs() < 1e-9, "beta {beta}: {exact}, local {local}");
         }
-        assert!((exact - local).abs() < 1e-12, "{exact} {local}");
         assert_eq!(local_scale(1, 1, 0), Err(Error::NoDraws));
     }
 
