@@ -79,10 +79,10 @@ pub use run::{
     LayerActivation, LearnerRun, LearnerRunSpec, LossFunction, MAX_DATA_BYTES, MarkovModel, MarkovSynthetic, MemoryRun,
     OnMissing, OptimizerKind, PRIORITY_ALPHA, PRIORITY_BETA, RateSchedule, Readiness, ReplayBalance, ReplayCheckpoint,
     ReplayCompression, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer,
-    ReplayRun, ReplaySource, ReplaySync, ReplayTable, Report, ResidualLayer, RunDependency, RunKind, SERVE_STEPS, SKIP,
-    SYNTHETIC_EPOCHS, SampleExample, SampleExampleName, SampleFile, Samples, SecureAggregation, Signal, Source,
-    SpectraDecoder, SpectraName, SpectraSource, SpectraTraining, SumOrder, Synthetic, SyntheticSpectra, TOP_K,
-    TrainingPrecision, TropicalClassify, TropicalRun, Until, find_cycle, readiness, retry_delay_seconds,
+    ReplayPrivacy, ReplayRun, ReplaySource, ReplaySync, ReplayTable, Report, ResidualLayer, RunDependency, RunKind,
+    SERVE_STEPS, SKIP, SYNTHETIC_EPOCHS, SampleExample, SampleExampleName, SampleFile, Samples, SecureAggregation,
+    Signal, Source, SpectraDecoder, SpectraName, SpectraSource, SpectraTraining, SumOrder, Synthetic, SyntheticSpectra,
+    TOP_K, TrainingPrecision, TropicalClassify, TropicalRun, Until, find_cycle, readiness, retry_delay_seconds,
 };
 pub use schema::{operator_schema, schema};
 pub use snapshot::SnapshotLocation;

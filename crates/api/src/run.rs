@@ -30,8 +30,8 @@ pub use job::{JOB_GRACE_SECONDS, JOB_VARIABLES, JobRun, JobVariable};
 pub use replay::{
     CHECKPOINT_STEPS, CompressionKind, CorrelationPenalty, DETECT_AFTER, FeatureSubsets, InitScheme, LayerActivation,
     LossFunction, OptimizerKind, RateSchedule, ReplayBalance, ReplayCheckpoint, ReplayCompression, ReplayInit,
-    ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer, ReplayRun, ReplaySource,
-    ReplaySync, ReplayTable, ResidualLayer, SERVE_STEPS, SumOrder, TrainingPrecision,
+    ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer, ReplayPrivacy, ReplayRun,
+    ReplaySource, ReplaySync, ReplayTable, ResidualLayer, SERVE_STEPS, SumOrder, TrainingPrecision,
 };
 pub use samples::{SampleExample, SampleExampleName, SampleFile, Samples};
 pub use tropical::{

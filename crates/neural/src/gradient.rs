@@ -213,9 +213,74 @@ impl GradientEngine {
         Ok((sum, moments, samples))
     }
 
+    /// Computes the gradient of the loss of each sample alone and passes it to `add`, on as many threads as there are leaves. Returns what `add` made of
+    /// the samples of each leaf, beginning with `start`, and the sum of the losses. The gradient of a sample has the same bits in any batch. Not for
+    /// losses that need moments.
+    ///
+    /// # Errors
+    /// The batch does not fit the model or the loss.
+    pub fn sample_gradients<S: Send>(
+        &mut self,
+        model: &Model,
+        data: &LabeledBatch<'_>,
+        loss: &Loss,
+        (leaves, random): (u32, RandomStep),
+        start: impl Fn() -> S + Sync,
+        add: impl Fn(&mut S, &[f32]) + Sync,
+    ) -> Result<(Vec<S>, SampleErrors, f64), BatchError> {
+        let plan = &model.plan;
+        data.batch.check(plan.inputs, plan.jagged)?;
+        loss.check(data, plan.outputs)?;
+        let split = LeafSplit::local(data.batch.len(), leaves);
+        self.leaves.resize_with(split.leaves(), Leaf::default);
+        let precision = self.precision;
+        let parts = self.leaves.par_iter_mut().zip(split.bounds.par_windows(2)).map(|(leaf, bounds)| {
+            leaf.work.precision = precision;
+            let (mut part, mut samples, mut total) = (start(), SampleErrors::default(), 0.0);
+            let mut values = vec![0.0; plan.parameter_count];
+            for row in bounds[0]..bounds[1] {
+                total += leaf.sample(model, &data.slice(row..row + 1, plan.outputs), loss, random, &mut values);
+                add(&mut part, &values);
+                samples.losses.append(&mut leaf.samples.losses);
+                samples.errors.append(&mut leaf.samples.errors);
+            }
+            (part, samples, total)
+        });
+        let (mut all, mut samples, mut total) = (Vec::new(), SampleErrors::default(), 0.0);
+        for (part, errors, loss) in parts.collect::<Vec<_>>() {
+            all.push(part);
+            samples.losses.extend(errors.losses);
+            samples.errors.extend(errors.errors);
+            total += loss;
+        }
+        Ok((all, samples, total))
+    }
+
     /// Takes back a buffer, so that the next step needs no new one.
     pub fn recycle(&mut self, sum: GradientSum) {
         self.pool.get_mut().expect("no thread panics while it holds the lock").push(sum.values);
+    }
+}
+
+impl Leaf {
+    /// Writes the gradient of the loss of one sample to `values`; returns its loss.
+    fn sample(
+        &mut self,
+        model: &Model,
+        sample: &LabeledBatch<'_>,
+        loss: &Loss,
+        random: RandomStep,
+        values: &mut [f32],
+    ) -> f64 {
+        let plan = &model.plan;
+        forward(plan, &model.parameters, &sample.batch, Some(random), &mut self.work);
+        let mut delta = std::mem::take(&mut self.work.delta);
+        let outputs = self.work.outputs(plan);
+        let value = loss.evaluate(outputs, sample, &Moments::default(), 1.0, &mut delta, &mut self.samples);
+        self.work.delta = delta;
+        values.fill(0.0);
+        backward(plan, &model.parameters, &sample.batch, &mut self.work, values);
+        value
     }
 }
 

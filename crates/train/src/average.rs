@@ -96,5 +96,8 @@ fn alone<E: std::error::Error + 'static>(error: TrainError<crate::SumError>, ste
         TrainError::NotFinite { step, loss, norm } => TrainError::NotFinite { step, loss, norm },
         // Sums of a single member are complete; a number that is not finite is the only way to fail.
         TrainError::Reduce(_) => TrainError::NotFinite { step, loss: f64::NAN, norm: f64::NAN },
+        TrainError::Private(error) => TrainError::Private(error),
+        TrainError::Budget { step, epsilon, delta } => TrainError::Budget { step, epsilon, delta },
+        TrainError::NoiseSecret => TrainError::NoiseSecret,
     }
 }

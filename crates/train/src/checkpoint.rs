@@ -14,6 +14,7 @@ use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::ensemble_checkpoint::MemberEntry;
+use crate::private::PrivacyCharge;
 use crate::table::TableColumns;
 use crate::trainer::{Counters, Trainer, TrainerError, TrainerSpec};
 
@@ -63,6 +64,9 @@ pub struct Manifest {
     /// Further members of an ensemble; none of a single model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<MemberEntry>,
+    /// Steps charged to the privacy budget, with privacy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub privacy: Option<PrivacyCharge>,
     /// Columns that the model reads, where it was trained on a table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<TableColumns>,
@@ -225,6 +229,7 @@ impl Trainer {
             frozen: self.model.views().iter().filter(|v| v.frozen).map(|v| v.name.clone()).collect(),
             cursors,
             members: Vec::new(),
+            privacy: self.spec.privacy.map(|_| PrivacyCharge { steps: self.charged }),
             table: None,
             tensors,
             files: files.iter().map(|(name, bytes)| FileEntry::of(name, bytes)).collect(),
@@ -266,6 +271,7 @@ impl Trainer {
         trainer.optimizer.restore(manifest.optimizer_steps, &state)?;
         trainer.scaler.restore(manifest.scaler);
         trainer.counters = manifest.counters;
+        trainer.charged = manifest.privacy.map_or(0, |charge| charge.steps);
         trainer.restore_feedback(checkpoint)?;
         Ok((trainer, manifest.cursors))
     }

@@ -78,7 +78,7 @@ impl Dataset {
 
     /// Number of samples to train on: the first ones; the rest is held out.
     pub fn training_len(&self) -> usize {
-        self.len() - self.len() / HELD_OUT
+        training_len(self.len())
     }
 
     /// Numbers of a sample.
@@ -99,6 +99,11 @@ impl Dataset {
     pub fn subset(&self, sample: usize) -> &[u32] {
         &self.indices[self.offsets[sample] as usize..self.offsets[sample + 1] as usize]
     }
+}
+
+/// Number of samples to train on of so many.
+pub(crate) const fn training_len(samples: usize) -> usize {
+    samples - samples / HELD_OUT
 }
 
 struct Generator {

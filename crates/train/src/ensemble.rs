@@ -200,7 +200,9 @@ fn join(locals: &[LocalStep]) -> LocalGradient {
             let joined = |(at, (node, _)): (usize, &(Node, GradientSum))| (*node, concatenated(sums(at)));
             LocalGradient::Subtrees { leaves: *leaves, sums: nodes.iter().enumerate().map(joined).collect() }
         }
-        LocalGradient::Compressed(_) | LocalGradient::LowRank(_) => unreachable!("ensembles exclude compression"),
+        LocalGradient::Compressed(_) | LocalGradient::LowRank(_) | LocalGradient::Private(_) => {
+            unreachable!("ensembles exclude compression and privacy")
+        }
     }
 }
 
@@ -209,7 +211,9 @@ fn sum_at(gradient: &LocalGradient, at: usize) -> &GradientSum {
     match gradient {
         LocalGradient::Sum(sum) => sum,
         LocalGradient::Subtrees { sums, .. } => &sums[at].1,
-        LocalGradient::Compressed(_) | LocalGradient::LowRank(_) => unreachable!("ensembles exclude compression"),
+        LocalGradient::Compressed(_) | LocalGradient::LowRank(_) | LocalGradient::Private(_) => {
+            unreachable!("ensembles exclude compression and privacy")
+        }
     }
 }
 

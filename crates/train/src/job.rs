@@ -13,7 +13,8 @@ use thiserror::Error;
 
 use crate::buffer::BufferPlan;
 use crate::check_parallelism::devices;
-use crate::dataset::{Dataset, Subsets, sample_at};
+use crate::dataset::{Dataset, Subsets, sample_at, training_len};
+use crate::private::{NoiseSecret, check_size, privacy_spec};
 pub use crate::rows::{Evaluation, Rows, evaluate, evaluate_rows, predict};
 use crate::sharing::{Balance, Shares};
 use crate::specification::trainer_spec;
@@ -75,6 +76,8 @@ pub struct Job {
     pub order: SumOrder,
     /// Paths of frozen layers.
     pub freeze: Vec<String>,
+    /// With privacy: what the samples of steps and the noise follow from.
+    pub(crate) noise_secret: Option<NoiseSecret>,
     source: Source,
 }
 
@@ -118,7 +121,7 @@ impl Job {
         let job = Self {
             parallelism,
             leaves,
-            spec: trainer_spec(run),
+            spec: TrainerSpec { privacy: privacy_spec(run, source.training_len())?, ..trainer_spec(run) },
             steps: run.steps,
             ensemble: run.ensemble as usize,
             batch: run.batch as usize,
@@ -127,6 +130,7 @@ impl Job {
             balance: run.balance.as_ref().map(|it| Balance { every: it.every, max_ratio: it.max_ratio }),
             order: run.order,
             freeze: run.freeze.clone().unwrap_or_default(),
+            noise_secret: None,
             source,
         };
         job.check(run)?;
@@ -151,6 +155,7 @@ impl Job {
             return Err(field("spec.replay.model.layers", format!("{} parameters", model.parameter_count()), allowed));
         }
         self.check_ensemble(run, model.parameter_count())?;
+        check_size(run, model.parameter_count())?;
         if self.spec.loss.kind == LossKind::CrossEntropy {
             return self.check_classes(model.outputs());
         }
@@ -253,8 +258,20 @@ impl Job {
         }
     }
 
-    /// Samples of the rows `rows` of each batch of a step of a model.
+    /// Sets the secret from which the samples of steps and the noise follow, with privacy.
+    pub fn set_noise_secret(&mut self, secret: NoiseSecret) {
+        self.noise_secret = Some(secret);
+    }
+
+    /// Samples of the rows `rows` of each batch of a step of a model. With privacy the number of samples varies: it is the part of them that `rows`
+    /// is of a batch; none without the secret.
     pub fn samples(&self, member: usize, data: &Dataset, step: u64, rows: &Range<usize>) -> Vec<Vec<usize>> {
+        if let Some(privacy) = &self.spec.privacy {
+            let sample = |secret: NoiseSecret| secret.sample(step, data.training_len(), privacy.sampling_rate);
+            let all = self.noise_secret.map_or_else(Vec::new, sample);
+            let parts = (0..self.batches).map(|micro| part(&all, micro..micro + 1, self.batches));
+            return parts.map(|batch| part(batch, rows.clone(), self.batch).to_vec()).collect();
+        }
         let seed = self.member_seed(member);
         let first = |micro: usize| (step * self.batches as u64 + micro as u64) * self.batch as u64;
         let sample = |position: u64| sample_at(seed, data.training_len(), position);
@@ -269,6 +286,22 @@ impl Job {
     pub fn draws(&self, member: usize, batch: u64, rows: &Range<usize>) -> Vec<u32> {
         let (seed, first) = (self.member_seed(member), batch * self.batch as u64);
         rows.clone().map(|row| sample_at(seed, self.batch, first + row as u64) as u32).collect()
+    }
+}
+
+/// The part of `all` that `range` is of `whole`.
+fn part<T>(all: &[T], range: Range<usize>, whole: usize) -> &[T] {
+    &all[range.start * all.len() / whole..range.end * all.len() / whole]
+}
+
+impl Source {
+    /// Number of samples to train on; `None` of a buffer, and of a table that is not known yet.
+    fn training_len(&self) -> Option<usize> {
+        match self {
+            Self::Subsets(settings) => Some(training_len(settings.samples)),
+            Self::Table(data) => data.as_ref().map(|data| data.training_len()),
+            Self::Buffer(_) => None,
+        }
     }
 }
 
@@ -289,7 +322,9 @@ fn read_table(run: &ReplayRun, name: &str, table: Option<&[u8]>) -> Result<Optio
     }
     let Some(content) = table else { return Ok(None) };
     let is_class = run.model.loss.kind == LossFunction::CrossEntropy;
-    let data = Dataset::table(content, &run.model.loss.target, is_class, run.seed).map_err(JobError::Table)?;
+    // Means and variances of the columns would be a release without noise.
+    let read = if run.privacy.is_some() { Dataset::unscaled_table } else { Dataset::table };
+    let data = read(content, &run.model.loss.target, is_class, run.seed).map_err(JobError::Table)?;
     if data.features as u64 != input.dim {
         let allowed = format!("{}, the columns of the table without the target", data.features);
         return Err(field("spec.replay.model.inputs[0].dim", input.dim, allowed));

@@ -30,6 +30,7 @@ mod in_process;
 pub mod job;
 mod models;
 mod prediction;
+mod private;
 mod reduce;
 mod rows;
 pub mod sharing;
@@ -44,6 +45,7 @@ pub use ensemble::{Ensemble, EnsembleStep};
 pub use ensemble_checkpoint::MemberEntry;
 pub use in_process::{InProcess, InProcessError};
 pub use prediction::{Prediction, evaluate_all, predict_all};
+pub use private::{NoiseSecret, PrivacyCharge, PrivacySpec, PrivateGradient};
 pub use reduce::{Alone, CompressedSum, LocalGradient, LowRankSum, Reduce, Round, SumError};
 pub use throughput::{TimeModel, TimeObserver};
 pub use trainer::{

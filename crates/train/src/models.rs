@@ -34,6 +34,9 @@ impl Job {
         if let Some(parallelism) = self.parallelism {
             ensemble.members_mut().iter_mut().for_each(|trainer| trainer.set_parallelism(parallelism));
         }
+        if let Some(secret) = self.noise_secret {
+            ensemble.members_mut().iter_mut().for_each(|trainer| trainer.set_noise_secret(secret));
+        }
     }
 
     /// Seed of a model, from which its batches follow.

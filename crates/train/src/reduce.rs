@@ -8,6 +8,8 @@ use engram_neural::tree::{Node, TreeError, combine};
 use engram_neural::{GradientSum, Moments};
 use thiserror::Error;
 
+use crate::private::PrivateGradient;
+
 /// A member's part of a gradient.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LocalGradient {
@@ -25,6 +27,8 @@ pub enum LocalGradient {
     Compressed(CompressedSum),
     /// One sum, of which the group adds the factors of an approximation in rank order.
     LowRank(LowRankSum),
+    /// A sum of clipped gradients, to which the group adds noise once. Its order does not matter.
+    Private(Box<PrivateGradient>),
 }
 
 /// A compressed sum over a member's samples.
@@ -116,6 +120,9 @@ pub enum SumError {
     /// A compressed sum is malformed.
     #[error(transparent)]
     Compressed(#[from] compress::Error),
+    /// Private sums have other lengths, or noise is out of range.
+    #[error("failed to add private sums: lengths differ or a value is out of range")]
+    Private,
 }
 
 impl CompressedSum {
@@ -191,6 +198,7 @@ pub(crate) fn sum_moments<'a>(parts: impl IntoIterator<Item = &'a [Moments]>) ->
 pub(crate) fn sum_gradients(parts: &[&LocalGradient]) -> Result<GradientSum, SumError> {
     let mut total: Option<GradientSum> = None;
     let (mut subtrees, mut compressed, mut factored) = (Vec::new(), Vec::new(), Vec::new());
+    let mut private: Vec<&PrivateGradient> = Vec::new();
     let mut leaf_count = 0;
     for part in parts {
         match part {
@@ -204,7 +212,12 @@ pub(crate) fn sum_gradients(parts: &[&LocalGradient]) -> Result<GradientSum, Sum
             }
             LocalGradient::Compressed(sum) => compressed.push(sum),
             LocalGradient::LowRank(sum) => factored.push(sum),
+            LocalGradient::Private(sum) => private.push(sum),
         }
+    }
+    if !private.is_empty() {
+        assert_eq!(private.len(), parts.len(), "members use different orders of summation");
+        return PrivateGradient::release(&private).map_err(|_| SumError::Private);
     }
     if !factored.is_empty() {
         assert_eq!(factored.len(), parts.len(), "members use different orders of summation");

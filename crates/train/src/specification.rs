@@ -75,6 +75,7 @@ pub(crate) fn trainer_spec(run: &ReplayRun) -> TrainerSpec {
             rank: it.rank.map(|rank| rank as usize),
             samples: (run.batch * run.accumulate) as usize,
         }),
+        privacy: None,
         seed: run.seed,
     }
 }

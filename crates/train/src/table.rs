@@ -77,6 +77,16 @@ impl Dataset {
     /// # Errors
     /// The target is no column, or a cell is missing or no number: row, column and what is allowed.
     pub fn table(content: &[u8], target: &str, is_class: bool, seed: u64) -> Result<Self, String> {
+        let mut data = Self::unscaled_table(content, target, is_class, seed)?;
+        data.standardize();
+        Ok(data)
+    }
+
+    /// As [`Self::table`], with the features as they are: their means and variances are no part of the result.
+    ///
+    /// # Errors
+    /// As [`Self::table`].
+    pub fn unscaled_table(content: &[u8], target: &str, is_class: bool, seed: u64) -> Result<Self, String> {
         let text = std::str::from_utf8(content).map_err(|error| format!("the table is not UTF-8: {error}"))?;
         let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let header: Vec<String> = lines.next().map(|(_, line)| cells(line)).unwrap_or_default();
@@ -114,28 +124,26 @@ impl Dataset {
             data.classes = data.targets.iter().fold(0, |most, class| most.max(*class as usize + 1));
         }
         let names = header.iter().enumerate().filter(|(column, _)| *column != at);
-        let names: Vec<String> = names.map(|(_, name)| name.clone()).collect();
-        let columns = data.standardize(names);
+        let columns = names.map(|(_, name)| TableColumn { name: name.clone(), mean: 0.0, factor: 1.0 }).collect();
         data.table = Some(TableColumns { target: target.to_owned(), columns });
         Ok(data)
     }
 
-    /// Shifts and scales the columns. Returns what was applied.
-    fn standardize(&mut self, names: Vec<String>) -> Vec<TableColumn> {
+    /// Shifts and scales the columns, and remembers how.
+    fn standardize(&mut self) {
+        let Some(mut table) = self.table.take() else { return };
         let count = self.training_len();
-        let mut columns = Vec::with_capacity(names.len());
-        for (column, name) in names.into_iter().enumerate() {
+        for (column, scale) in table.columns.iter_mut().enumerate() {
             let at = |sample: usize| f64::from(self.values[sample * self.features + column]);
             let mean = (0..count).map(at).sum::<f64>() / count as f64;
             let variance = (0..count).map(|sample| (at(sample) - mean).powi(2)).sum::<f64>() / count as f64;
             let factor = if variance > 0.0 { variance.sqrt().recip() } else { 0.0 };
-            let scale = TableColumn { name, mean, factor };
+            (scale.mean, scale.factor) = (mean, factor);
             for value in self.values.iter_mut().skip(column).step_by(self.features) {
                 *value = scale.scaled(*value);
             }
-            columns.push(scale);
         }
-        columns
+        self.table = Some(table);
     }
 }
 

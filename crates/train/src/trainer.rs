@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use engram_federated::error::InvalidInput;
 use engram_neural::tree::Node;
 use engram_neural::{
     BatchError, GradientEngine, GradientSum, LabeledBatch, LeafSplit, Loss, LossScaler, LossSpec, Model, ModelSpec,
@@ -13,6 +14,7 @@ use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::compression::{Factors, GradientCompression};
+use crate::private::{NoiseSecret, PrivacySpec};
 use crate::reduce::{LocalGradient, Reduce};
 
 /// What is trained and how.
@@ -49,6 +51,9 @@ pub struct TrainerSpec {
     /// Compression of gradient sums between members. Absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<GradientCompression>,
+    /// Differential privacy of samples. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub privacy: Option<PrivacySpec>,
     /// Seed of initial parameters and dropout. Default 42.
     #[serde(default = "default_seed")]
     pub seed: u64,
@@ -103,6 +108,22 @@ pub enum TrainError<E: std::error::Error + 'static> {
     /// The reduction failed; the local step can be reduced again.
     #[error("failed to reduce")]
     Reduce(#[source] E),
+    /// The gradient of a sample cannot be clipped.
+    #[error("failed to clip the gradient of a sample")]
+    Private(#[source] InvalidInput),
+    /// The next step does not fit the privacy budget.
+    #[error("privacy budget exhausted: step {step} does not fit epsilon {epsilon} at delta {delta:e}")]
+    Budget {
+        /// Number of the step.
+        step: u64,
+        /// The budget.
+        epsilon: f64,
+        /// The fixed delta.
+        delta: f64,
+    },
+    /// There is no secret from which noise follows.
+    #[error("training with privacy needs the noise secret of the run")]
+    NoiseSecret,
     /// The reduced loss or gradient is not finite, and there is no loss scaling.
     #[error("step {step}: loss {loss:?} or gradient norm {norm:?} is not finite")]
     NotFinite {
@@ -203,6 +224,10 @@ pub struct Trainer {
     pub(crate) feedback: Vec<f32>,
     /// With `PowerSgd`: the approximation of gradients, equal on all members.
     pub(crate) factors: Option<Factors>,
+    /// With privacy: what noise follows from.
+    pub(crate) noise_secret: Option<NoiseSecret>,
+    /// With privacy: steps charged to the budget, the one in progress included.
+    pub(crate) charged: u64,
     /// Update within a step, of a member that updates alone.
     pub(crate) update: u32,
     /// Whether a step that is not finite is skipped rather than an error.
@@ -248,6 +273,8 @@ impl Trainer {
             counters: Counters::default(),
             feedback: vec![0.0; feedback],
             factors: spec.compression.as_ref().and_then(|it| it.factors(model.views())),
+            noise_secret: None,
+            charged: 0,
             update: 0,
             schedule: Schedule::new(spec.schedule)?,
             engine: GradientEngine::with_precision(spec.precision),
@@ -328,6 +355,9 @@ impl Trainer {
     where
         R::Error: std::error::Error + 'static,
     {
+        if let Some(privacy) = self.spec.privacy {
+            return self.prepare_private(privacy, batches);
+        }
         if self.spec.local_updates > 1 {
             return self.prepare_average(batches, order);
         }
@@ -428,14 +458,16 @@ impl Trainer {
             Normalization::Samples => reduced.samples.max(1) as f64,
             Normalization::Weights => 1.0,
         };
-        let unscale = 1.0 / (divisor * f64::from(scale));
+        let is_private = self.spec.privacy.is_some();
+        // A private sum is divided by the expected number of samples already.
+        let unscale = if is_private { 1.0 } else { 1.0 / (divisor * f64::from(scale)) };
         let gradient_norm = global_norm(&reduced.values) * unscale;
         let loss = reduced.loss / divisor + self.loss.penalty(&local.moments);
         let finite = gradient_norm.is_finite() && loss.is_finite();
         if !finite && !self.scaled {
             return Err(TrainError::NotFinite { step, loss, norm: gradient_norm });
         }
-        let outcome = if reduced.samples == 0 {
+        let outcome = if reduced.samples == 0 && !is_private {
             StepOutcome::SkippedEmpty
         } else if self.scaler.step(finite) == ScalerDecision::Skip {
             StepOutcome::SkippedOverflow
@@ -458,7 +490,7 @@ impl Trainer {
         match local.gradient {
             LocalGradient::Sum(sum) => self.recycle(sum),
             LocalGradient::Subtrees { sums, .. } => sums.into_iter().for_each(|(_, sum)| self.recycle(sum)),
-            LocalGradient::Compressed(_) | LocalGradient::LowRank(_) => {}
+            LocalGradient::Compressed(_) | LocalGradient::LowRank(_) | LocalGradient::Private(_) => {}
         }
         Ok(StepReport { step, outcome, samples: reduced.samples, loss, gradient_norm, rate, scale })
     }

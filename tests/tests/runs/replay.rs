@@ -86,6 +86,7 @@ fn killed_workers_cost_a_training_no_step_and_no_bit() {
     assert!(bubble > Some(0.0) && bubble < Some(1.0), "{ended}");
     train_from_buffer(&mut cluster);
     train_with_options(&cluster);
+    train_privately(&cluster);
     train_an_ensemble(&cluster);
     train_from_tables(&cluster);
     cluster.stop();
@@ -119,6 +120,24 @@ fn train_with_options(cluster: &Cluster) {
         assert!(run["metrics"]["boosted_squared_error"].as_f64() > Some(0.0), "{run}");
     }
     assert_ne!(exact["outputs"]["digest"], compressed["outputs"]["digest"]);
+}
+
+/// All workers add the same noise, a run shows what it spent, and one that would exceed its budget does not start.
+fn train_privately(cluster: &Cluster) {
+    let with = |name: &str, steps: u64| {
+        let text = manifest(name).replace(&format!("steps: {STEPS}\n    order: PartitionInvariant"), &format!("steps: {steps}"));
+        text + "    privacy: { epsilon: 6, delta: 0.0001, clip: 1, noiseMultiplier: 2 }\n"
+    };
+    let private = train(cluster, "private", with("private", 40));
+    let figure = |name: &str| private["metrics"][name].as_f64().expect("a number");
+    assert!((1.0..6.0).contains(&figure("epsilon_spent")), "{private}");
+    assert_eq!((figure("epsilon_budget"), figure("delta")), (6.0, 0.0001), "{private}");
+    let samples = private["updates"].as_u64().expect("a number");
+    // Each of 900 samples with a probability of 128/900 in each step: 5,120 and a standard deviation of 67.
+    assert!(samples.abs_diff(40 * 128) < 500 && samples != 40 * 128, "{private}");
+    assert!(private["metrics"]["ridge_squared_error"].is_null(), "baselines are fitted without noise: {private}");
+    let file = cluster.file("spent.yaml", with("spent", 4_000));
+    cluster.engram(&["run", &file]).fails_with(2, &["spec.replay.steps is 4000", "allowed: at most", "epsilon 6"]);
 }
 
 /// The members of an ensemble are what a run of one model with their seed is, and predictions are their mean and deviation.

@@ -75,11 +75,16 @@ impl ReplayDriver {
         self.state.phase = Phase::Running;
         self.state.epochs = Some(self.replay.steps);
         let submitted_ms = self.state.submitted_ms;
+        let is_private = job.spec.privacy.is_some();
         let training = self
             .state
             .training
             .get_or_insert_with(|| TrainingState { started_ms: submitted_ms, ..TrainingState::default() });
+        if is_private && training.noise_secret.is_empty() {
+            training.noise_secret = rand::random::<[u8; 32]>().to_vec();
+        }
         let start = v1::StartTraining {
+            noise_secret: training.noise_secret.clone().into(),
             run: engram_proto::answers::identity(self.run.0),
             name: self.state.name.clone(),
             submitted_ms: training.started_ms,
@@ -92,6 +97,7 @@ impl ReplayDriver {
         }
         let (links, mut events) = Links::new(&self.shared, start);
         let mut group = Group::new(links, self.version, &self.replay);
+        group.figures.set_privacy(job.spec.privacy);
         if let Some(training) = self.state.training.as_ref().filter(|training| !training.members.is_empty()) {
             group.resume(training, self.replay.min_workers);
         }
@@ -421,6 +427,7 @@ impl ReplayDriver {
         self.state.done = result.step;
         self.state.updates = result.samples;
         let failures = self.state.training.as_ref().map_or(0, |training| training.failures);
+        group.figures.update_epsilon(result.step);
         self.state.metrics = group.figures.metrics(group.links.workers(), failures);
         let training = self.state.training.clone().unwrap_or_default();
         let findings = findings(&self.state, &training, &self.replay, result)

@@ -5,6 +5,7 @@ use engram_learn::run::{RunState, TrainingRow, TrainingState};
 use engram_learn::task_run::{TaskError, TaskFindings, training_page};
 use engram_memory::Ordinal;
 use engram_proto::v1::{self, TrainingBaseline};
+use engram_train::PrivacySpec;
 use engram_train::efficiency::EfficiencyMeter;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -63,7 +64,12 @@ pub(super) struct Figures {
     ensemble: u64,
     /// Whether devices of the workers share batches.
     has_pipelines: bool,
+    /// With differential privacy: what a step costs, and the newest number of steps with their epsilon.
+    privacy: Option<(PrivacySpec, u64, f64)>,
 }
+
+/// Parts of a run for which epsilon is computed: the value that is shown is that of the end of the part in progress.
+const EPSILON_PARTS: u64 = 16;
 
 /// What became of the priorities of all members since this driver began, and the part of a step in which the first rank waited for a draw.
 #[derive(Debug, Clone, Copy, Default)]
@@ -93,6 +99,22 @@ impl Figures {
             parts: BTreeMap::new(),
             ensemble: replay.ensemble,
             has_pipelines: replay.parallelism.is_some(),
+            privacy: None,
+        }
+    }
+
+    /// Shows the privacy budget.
+    pub(super) fn set_privacy(&mut self, privacy: Option<PrivacySpec>) {
+        self.privacy = privacy.map(|spec| (spec, 0, 0.0));
+    }
+
+    /// Computes what was spent by the end of the part of the run that has this step.
+    pub(super) fn update_epsilon(&mut self, step: u64) {
+        let Some((spec, steps, epsilon)) = &mut self.privacy else { return };
+        if step > *steps {
+            let part = spec.steps.div_ceil(EPSILON_PARTS);
+            *steps = (step.div_ceil(part) * part).min(spec.steps);
+            *epsilon = spec.spent(*steps);
         }
     }
 
@@ -171,6 +193,7 @@ impl Figures {
         let is_due = self.shown.elapsed() >= SHOW_INTERVAL && self.last.step > 0;
         if is_due {
             self.shown = Instant::now();
+            self.update_epsilon(self.last.step);
         }
         is_due
     }
@@ -229,6 +252,13 @@ impl Figures {
             metrics.extend([
                 ("priorities_changed".to_owned(), items.changed as f64),
                 ("priorities_stale".to_owned(), items.stale as f64),
+        if let Some((spec, _, epsilon)) = &self.privacy {
+            metrics.extend([
+                ("epsilon_spent".to_owned(), *epsilon),
+                ("epsilon_budget".to_owned(), spec.epsilon),
+                ("delta".to_owned(), spec.delta),
+            ]);
+        }
                 ("priorities_skipped".to_owned(), items.skipped as f64),
                 ("draw_seconds".to_owned(), items.draw_seconds),
             ]);

@@ -344,7 +344,8 @@ impl Engine {
             Ok(result) => result,
             Err(error) => return self.fail(error),
         };
-        let data = self.source.dataset();
+        // Baselines are fitted without noise.
+        let data = self.source.dataset().filter(|_| self.job.spec.privacy.is_none());
         let ridge = data.and_then(engram_train::baseline::ridge);
         let boosted = data.and_then(engram_train::boosted::boosted_trees);
         self.send(EngineEvent::Completed(v1::TrainingResult {

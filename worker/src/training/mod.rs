@@ -42,6 +42,7 @@ use engram_memory::RunId;
 use engram_proto::v1;
 use engram_train::Checkpoint;
 use engram_train::job::Job;
+use engram_train::{Checkpoint, NoiseSecret};
 use files::CheckpointFolder;
 use host::{Inbound, Key, Settings};
 use parking_lot::Mutex;
@@ -76,7 +77,11 @@ impl Trainings {
         let spec: engram_api::LearnerRunSpec = serde_json::from_str(&start.spec_json)?;
         let run = spec.replay.ok_or_else(|| anyhow::anyhow!("spec.replay is missing"))?;
         let table = (!start.table.is_empty()).then_some(&start.table[..]);
-        let job = Arc::new(Job::with_table(&run, table)?);
+        let mut job = Job::with_table(&run, table)?;
+        if let Some(secret) = NoiseSecret::new(&start.noise_secret) {
+            job.set_noise_secret(secret);
+        }
+        let job = Arc::new(job);
         let warm_start = warm_start(shared, &run)?;
         let served = Arc::new(Served::new(run.serve_every, job.table().cloned()));
         let remote = match &run.checkpoint.location {

@@ -9,7 +9,7 @@ use engram_neural::tree::{Node, TreeError, combine, subtrees};
 use engram_neural::{GradientSum, Moments};
 use engram_train::job::{Job, LEAVES};
 use engram_train::sharing::{Planner, Shares};
-use engram_train::{CompressedSum, LocalGradient, Reduce, Round};
+use engram_train::{CompressedSum, LocalGradient, PrivateGradient, Reduce, Round};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -45,6 +45,9 @@ pub(super) enum ReduceError {
     #[error("failed to add compressed sums")]
     Compressed(#[from] engram_collective::compress::Error),
 }
+    /// A member sent a private sum that is malformed.
+    #[error("failed to add private sums")]
+    Private(#[from] engram_federated::error::InvalidInput),
 
 /// Rows of a member in a step, and the time of their computation.
 #[derive(Debug, Clone, Copy, Default)]
@@ -188,6 +191,18 @@ impl GroupReduce<'_> {
         let longest = lengths.iter().copied().max().unwrap_or(0);
         if let Some(length) = lengths.iter().find(|length| **length > MAX_COMPRESSED_BYTES) {
             return Err(engram_collective::compress::Error::Malformed(*length).into());
+    /// Adds the sums of clipped gradients of all ranks, then the noise: every rank adds the same noise to the same sum.
+    fn sum_private(&mut self, own: &PrivateGradient) -> Result<GradientSum, ReduceError> {
+        let bytes = own.to_bytes();
+        let counts = self.counts(own.samples, own.loss, bytes.len())?;
+        let lengths: Vec<usize> = counts.iter().map(|it| it.length).collect();
+        let mut parts = Vec::with_capacity(counts.len());
+        for (bytes, Counts { samples, loss, .. }) in self.gather(&bytes, &lengths)?.into_iter().zip(counts) {
+            parts.push(own.other(&bytes, samples, loss)?);
+        }
+        Ok(PrivateGradient::release(&parts.iter().collect::<Vec<_>>())?)
+    }
+
         }
         let mut all: Vec<Vec<u8>> = lengths.iter().map(|length| Vec::with_capacity(*length)).collect();
         for (chunk, start) in (0..longest).step_by(CHUNK_BYTES).enumerate() {
@@ -281,6 +296,7 @@ impl Reduce for GroupReduce<'_> {
                 let bucket = |round| if round == Round::Left { GRADIENT } else { RIGHT_FACTORS };
                 let values = sum.reduce(|round, values| self.sum(bucket(round), values))?;
                 Ok(counted(values, &counts))
+            LocalGradient::Private(sum) => self.sum_private(sum),
             }
             LocalGradient::Subtrees { sums, .. } => {
                 let own: Vec<u8> = sums.iter().flat_map(|(_, sum)| encode_count(sum)).collect();

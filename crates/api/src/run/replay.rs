@@ -82,6 +82,10 @@ pub struct ReplayRun {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallelism: Option<ReplayParallelism>,
 
+    /// Differential privacy of the samples; absent means none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub privacy: Option<ReplayPrivacy>,
+
     /// Layers whose parameters keep their values, such as `layers.0` for the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 64)), extend("uniqueItems" = true))]
@@ -535,6 +539,25 @@ impl Default for ReplayParallelism {
     fn default() -> Self {
         Self { data: 1, pipeline: 1, micro_batches: None }
     }
+}
+
+/// Differential privacy of samples (DP-SGD): a step uses each sample independently with probability `batch` * `accumulate` / samples, clips the gradient of
+/// each, and adds noise once to the sum over all workers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayPrivacy {
+    /// Budget, above 0. A run whose `steps` would exceed it does not start.
+    #[schemars(extend("exclusiveMinimum" = 0), example = &8.0)]
+    pub epsilon: f64,
+    /// Probability with which epsilon may be exceeded, above 0 and below 1 / training samples.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1), example = &0.00001)]
+    pub delta: f64,
+    /// Standard deviation of the noise over `clip`, 0.1 to 64.
+    #[schemars(range(min = 0, max = 64), example = &1.0)]
+    pub noise_multiplier: f64,
+    /// Euclidean norm to which the gradient of a sample is clipped, above 0.
+    #[schemars(extend("exclusiveMinimum" = 0), example = &1.0)]
+    pub clip: f64,
 }
 
 words! {

@@ -80,7 +80,11 @@ mod tests {
         let sum = |value| PrivateSum::from_steps(vec![value, 2]).unwrap();
         assert_eq!(secret.release_seed(3, &sum(1)), secret.release_seed(3, &sum(1)));
         assert_ne!(secret.release_seed(3, &sum(1)), secret.release_seed(4, &sum(1)));
-        assert_ne!(secret.release_seed(3, &sum(1)), secret.release_seed(3, &sum(5)), "sums that differ have other noise");
+        assert_ne!(
+            secret.release_seed(3, &sum(1)),
+            secret.release_seed(3, &sum(5)),
+            "sums that differ have other noise"
+        );
         assert_ne!(secret.release_seed(3, &sum(1)), NoiseSecret::new(&[8; 32]).unwrap().release_seed(3, &sum(1)));
         assert_ne!(part_seed(&[1; 32], 0), part_seed(&[1; 32], 1));
         assert_eq!(format!("{secret:?}"), "NoiseSecret(..)");

@@ -21,6 +21,9 @@ pub struct TrainingState {
     pub samples: u64,
     /// Members that left by failures.
     pub failures: u64,
+    /// With differential privacy: 32 random bytes from which samples and noise follow.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub noise_secret: Vec<u8>,
     /// Course of the training, ascending by step.
     pub history: Vec<TrainingRow>,
 }
