@@ -15,6 +15,8 @@ const KEEPALIVE_DEADLINE: Duration = Duration::from_secs(5);
 /// 64 KiB.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
+/// Largest HTTP/2 frame that is accepted, as by the workers.
+const FRAME_BYTES: u32 = 64 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -43,7 +45,8 @@ impl Pool {
             .http2_keep_alive_interval(KEEPALIVE)
             .keep_alive_timeout(KEEPALIVE_DEADLINE)
             .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW);
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_frame_size(FRAME_BYTES);
         let channel = self.network.connect_lazy(endpoint);
         channels.insert(address.to_owned(), channel.clone());
         Ok(channel)

@@ -30,6 +30,15 @@ pub struct WriteResult {
     pub first_items: Vec<(PartitionId, MemoryId)>,
 }
 
+impl WriteResult {
+    /// Adds the result of other parts.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.outcome.merge(&other.outcome);
+        self.versions.extend(other.versions);
+        self.first_items.extend(other.first_items);
+    }
+}
+
 /// Position of a part in the log of its partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Version {

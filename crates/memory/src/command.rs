@@ -211,12 +211,25 @@ impl Blobs {
         &self.bytes
     }
 
+    /// Returns an empty column with room for entries of `bytes` in all.
+    pub fn with_capacity(entries: usize, bytes: usize) -> Self {
+        Self { ends: Vec::with_capacity(entries), bytes: Vec::with_capacity(bytes) }
+    }
+
     /// Appends an entry.
     ///
     /// # Panics
     /// When the column would exceed 4 GiB; records are bounded far below.
     pub fn push(&mut self, entry: &[u8]) {
-        self.bytes.extend_from_slice(entry);
+        self.push_with(|bytes| bytes.extend_from_slice(entry));
+    }
+
+    /// Appends the entry that `append` adds to the bytes.
+    ///
+    /// # Panics
+    /// As [`Self::push`].
+    pub fn push_with(&mut self, append: impl FnOnce(&mut Vec<u8>)) {
+        append(&mut self.bytes);
         self.ends.push(u32::try_from(self.bytes.len()).expect("a column is bounded by the record size"));
     }
 

@@ -135,13 +135,25 @@ impl Columns<'_> {
         }
     }
 
-    /// Copies some items of the column of schema field `field`: its rows per item if it is jagged, and its elements.
-    pub fn pick(&self, field: usize, items: &[usize]) -> (Vec<u32>, Vec<u8>) {
+    /// Returns the rows of some items in the column of schema field `field`; empty unless it is jagged.
+    pub fn rows(&self, field: usize, items: &[usize]) -> Vec<u32> {
+        let rows = self.columns[field].view.rows;
+        rows.map_or_else(Vec::new, |rows| items.iter().map(|item| rows[*item]).collect())
+    }
+
+    /// Copies the elements of some items of the column of schema field `field`.
+    pub fn elements(&self, field: usize, items: &[usize]) -> Vec<u8> {
         let column = &self.columns[field];
-        let rows = column.view.rows.map_or_else(Vec::new, |rows| items.iter().map(|item| rows[*item]).collect());
-        let mut data = Vec::new();
+        let mut data = Vec::with_capacity(items.iter().map(|item| column.range(*item).len()).sum());
         items.iter().for_each(|item| data.extend_from_slice(&column.view.data[column.range(*item)]));
-        (rows, data)
+        data
+    }
+
+    /// Returns the place of the elements of some items in the column of schema field `field`; `None` if the items do not follow one another.
+    pub fn range(&self, field: usize, items: &[usize]) -> Option<Range<usize>> {
+        let (first, last) = (*items.first()?, *items.last()?);
+        let column = &self.columns[field];
+        items.iter().copied().eq(first..=last).then(|| column.range(first).start..column.range(last).end)
     }
 }
 
@@ -174,7 +186,13 @@ mod tests {
         ];
         assert_eq!(first, schema().encode(&values).unwrap());
         assert_eq!((columns.bytes(0), columns.bytes(1)), (11, 8));
-        assert_eq!(columns.pick(1, &[1, 0]), (vec![0, 3], vec![7, 8, 9]));
+        assert_eq!((columns.rows(1, &[1, 0]), columns.elements(1, &[1, 0])), (vec![0, 3], vec![7, 8, 9]));
+        assert_eq!((columns.rows(0, &[1, 0]), columns.elements(0, &[1, 0])), (vec![], vec![3, 0, 4, 0, 1, 0, 2, 0]));
+        assert_eq!(
+            [columns.range(0, &[0, 1]), columns.range(0, &[1]), columns.range(1, &[1])],
+            [Some(0..8), Some(4..8), Some(3..3)]
+        );
+        assert_eq!([columns.range(0, &[1, 0]), columns.range(0, &[])], [None, None]);
     }
 
     #[test]

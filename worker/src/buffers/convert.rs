@@ -76,25 +76,29 @@ fn items(append: &v1::AppendItems, definition: &Definition) -> Result<(Vec<u32>,
     }
     let views = views(&append.columns, definition)?;
     let columns = definition.schema.columns(&views, count).map_err(|error| invalid(error.to_string()))?;
-    let mut payloads = Blobs::default();
-    let mut payload = Vec::new();
+    let tag_of = |row: usize| append.tags.get(row).map_or(&[][..], |tag| &tag[..]);
+    let mut bytes = 0;
     for row in 0..count {
-        let tag = append.tags.get(row).map_or(&[][..], |tag| &tag[..]);
+        let tag = tag_of(row);
         if tag.len() > MAX_TAG_BYTES {
             return Err(invalid(format!("tags[{row}]: {} bytes are not allowed; allowed: at most 255", tag.len())));
         }
-        let at = |column: &[u64]| column.get(row).copied().unwrap_or_default();
-        let head = Head { version: at(&append.versions), trajectory: at(&append.trajectories), tag };
-        let bytes = head.bytes() + columns.bytes(row);
-        if bytes > MAX_ITEM_PAYLOAD_BYTES {
+        let item_bytes = Head { version: 0, trajectory: 0, tag }.bytes() + columns.bytes(row);
+        if item_bytes > MAX_ITEM_PAYLOAD_BYTES {
             return Err(invalid(format!(
-                "item {row}: {bytes} bytes are not allowed; allowed: at most {MAX_ITEM_PAYLOAD_BYTES}"
+                "item {row}: {item_bytes} bytes are not allowed; allowed: at most {MAX_ITEM_PAYLOAD_BYTES}"
             )));
         }
-        payload.clear();
-        head.encode(&mut payload);
-        columns.encode(row, &mut payload);
-        payloads.push(&payload);
+        bytes += item_bytes;
+    }
+    let mut payloads = Blobs::with_capacity(count, bytes);
+    for row in 0..count {
+        let at = |column: &[u64]| column.get(row).copied().unwrap_or_default();
+        let head = Head { version: at(&append.versions), trajectory: at(&append.trajectories), tag: tag_of(row) };
+        payloads.push_with(|payload| {
+            head.encode(payload);
+            columns.encode(row, payload);
+        });
     }
     let spec = &definition.spec;
     let weights = match append.priorities.is_empty() {

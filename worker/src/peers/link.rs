@@ -31,6 +31,8 @@ const IN_FLIGHT_BYTES: usize = 32 << 20;
 /// HTTP/2 flow-control window: one frame of the maximum size, otherwise a stream of large records would stall at each.
 pub(crate) const STREAM_WINDOW: u32 = 16 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 32 << 20;
+/// Largest HTTP/2 frame that is accepted: records of payload are large.
+pub(crate) const FRAME_BYTES: u32 = 256 << 10;
 
 /// Keeps a link to every worker that shares a partition with this one and has a higher ordinal. Ends when dropped.
 pub(crate) async fn dial_partners(shared: Arc<Shared>) {
@@ -100,7 +102,8 @@ pub(crate) async fn connect(
         .http2_keep_alive_interval(keepalive)
         .keep_alive_timeout(keepalive)
         .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW);
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME_BYTES);
     let connected = shared.network.for_peer(ExpectedPeer::one(Role::Worker, ordinal.0)).connect(endpoint).await;
     connected.map_err(|error| std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string))
 }

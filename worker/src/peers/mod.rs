@@ -27,7 +27,7 @@ mod wire;
 
 pub(crate) use heartbeats::run as heartbeat_partners;
 pub(crate) use hello::{AdvertisedAddresses, HelloContext};
-pub(crate) use link::{CONNECTION_WINDOW, STREAM_WINDOW, connect, dial_partners};
+pub(crate) use link::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, connect, dial_partners};
 pub(crate) use links::{Links, StorePeers, Traffic};
 pub(crate) use map_store_client::MapStoreClient;
 pub(crate) use peer_detector::{MIN_AGE_MS, PeerDetector};

@@ -6,7 +6,7 @@
 use super::batch::{Column, check_length};
 use super::spec::invalid;
 use super::{Batch, Buffer};
-use crate::error::Error;
+use crate::error::{Error, PartFailure};
 use crate::write::{Part, WriteResult};
 use bytes::Bytes;
 use engram_memory::buffer::{Remover, handles};
@@ -17,6 +17,7 @@ use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_replay::columns::Columns;
 use engram_replay::item::MAX_TAG_BYTES;
 use engram_wire::WriteBody;
+use futures::future::join_all;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,6 +25,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const PIECE_ITEMS: usize = 16;
 /// Bytes per piece.
 const PIECE_BYTES: usize = 1 << 20;
+/// Bytes of the pieces that are sent together. Several of these are in flight, so that client, primary and replica work at the same time.
+const GROUP_BYTES: usize = 2 << 20;
 /// Handles per message of one partition.
 const HANDLES: usize = 16 << 10;
 
@@ -287,16 +290,8 @@ impl Rows<'_> {
 
     /// Appends pieces, at most one per partition. Returns the partitions that are full and refuse.
     async fn write(&self, pieces: &[Piece], appended: &mut Appended) -> Result<Vec<PartitionId>, Error> {
-        let part = |(partition, rows): &Piece| self.buffer.part(*partition, Change::Append(self.append(rows)));
-        let parts: Vec<Part> = pieces.iter().map(part).collect();
-        let (written, full) = match self.buffer.0.session.execute_waiting(parts, self.items.wait).await {
-            Ok(written) => (written, Vec::new()),
-            Err(Error::Partial { written, failures }) if failures.iter().all(|it| is_full(&it.error)) => {
-                (*written, failures.iter().map(|failure| failure.partition).collect())
-            }
-            Err(error) if is_full(&error) => (WriteResult::default(), pieces.iter().map(|piece| piece.0).collect()),
-            Err(error) => return Err(error),
-        };
+        let groups = self.groups(pieces);
+        let (written, full) = conclude(join_all(groups.iter().map(|pieces| self.write_group(pieces))).await)?;
         appended.removed += written.outcome.evicted;
         for (partition, first) in &written.first_items {
             let piece = pieces.iter().find(|(of, _)| of == partition);
@@ -308,17 +303,48 @@ impl Rows<'_> {
         Ok(full)
     }
 
+    /// Groups pieces that are sent together. With a rate limiter all are: it admits a message at a time.
+    fn groups<'a>(&self, pieces: &'a [Piece]) -> Vec<&'a [Piece]> {
+        if self.buffer.spec().limiter.is_some() {
+            return vec![pieces];
+        }
+        let bytes = |piece: &Piece| piece.1.iter().map(|row| self.columns.bytes(*row)).sum::<usize>();
+        let total: usize = pieces.iter().map(bytes).sum();
+        pieces.chunks(pieces.len().div_ceil(total.div_ceil(GROUP_BYTES).max(1)).max(1)).collect()
+    }
+
+    /// Appends the pieces of a group. Returns what was written, and the partitions that are full and refuse.
+    async fn write_group(&self, pieces: &[Piece]) -> Result<(WriteResult, Vec<PartitionId>), (PartitionId, Error)> {
+        let part = |(partition, rows): &Piece| self.buffer.part(*partition, Change::Append(self.append(rows)));
+        let parts: Vec<Part> = pieces.iter().map(part).collect();
+        match self.buffer.0.session.execute_waiting(parts, self.items.wait).await {
+            Ok(written) => Ok((written, Vec::new())),
+            Err(Error::Partial { written, failures }) if failures.iter().all(|it| is_full(&it.error)) => {
+                Ok((*written, failures.iter().map(|failure| failure.partition).collect()))
+            }
+            Err(error) if is_full(&error) => Ok((WriteResult::default(), pieces.iter().map(|piece| piece.0).collect())),
+            Err(error) => Err((pieces[0].0, error)),
+        }
+    }
+
+    /// Returns the elements of some rows of a column; of rows that follow one another without a copy.
+    fn elements(&self, field: usize, rows: &[usize]) -> Bytes {
+        let name = &self.buffer.schema().fields()[field].name;
+        let column = self.items.columns.iter().find(|column| column.name == *name);
+        match (column, self.columns.range(field, rows)) {
+            (Some(column), Some(range)) => column.data.slice(range),
+            _ => self.columns.elements(field, rows).into(),
+        }
+    }
+
     fn append(&self, rows: &[usize]) -> v1::AppendItems {
         let fields = self.buffer.schema().fields().iter().enumerate();
-        let columns = fields.map(|(index, field)| {
-            let (lengths, data) = self.columns.pick(index, rows);
-            v1::FieldColumn {
-                field: field.name.clone(),
-                dtype: field.dtype.name().into(),
-                shape: field.shape.clone(),
-                data: data.into(),
-                rows: lengths,
-            }
+        let columns = fields.map(|(index, field)| v1::FieldColumn {
+            field: field.name.clone(),
+            dtype: field.dtype.name().into(),
+            shape: field.shape.clone(),
+            data: self.elements(index, rows),
+            rows: self.columns.rows(index, rows),
         });
         v1::AppendItems {
             count: rows.len() as u32,
@@ -330,6 +356,32 @@ impl Rows<'_> {
             at_ms: self.at_ms,
             first_row: rows.first().copied().unwrap_or(0) as u64,
         }
+    }
+}
+
+/// Returns what the groups of an append have written, and the partitions that are full; or the error of those that failed.
+fn conclude(
+    results: Vec<Result<(WriteResult, Vec<PartitionId>), (PartitionId, Error)>>,
+) -> Result<(WriteResult, Vec<PartitionId>), Error> {
+    let (mut written, mut full, mut failures) = (WriteResult::default(), Vec::new(), Vec::new());
+    for result in results {
+        match result {
+            Ok((of_group, full_partitions)) => {
+                written.merge(of_group);
+                full.extend(full_partitions);
+            }
+            Err((_, Error::Partial { written: of_group, failures: of_parts })) => {
+                written.merge(*of_group);
+                failures.extend(of_parts);
+            }
+            Err((partition, error)) => failures.push(PartFailure { partition, error }),
+        }
+    }
+    match failures.len() {
+        0 => Ok((written, full)),
+        // Nothing was appended: the first error says why.
+        _ if written.versions.is_empty() => Err(failures.swap_remove(0).error),
+        _ => Err(Error::Partial { written: Box::new(written), failures }),
     }
 }
 
