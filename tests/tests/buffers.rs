@@ -403,7 +403,8 @@ struct Done {
     appended: BTreeMap<MemoryId, usize>,
     consumed: BTreeMap<MemoryId, u32>,
     samples: u32,
-    stale: u64,
+    /// The last priority that was set, of items that were drawn.
+    priorities: BTreeMap<MemoryId, f64>,
 }
 
 async fn append_until(buffer: &Buffer, first: usize, done: &AtomicBool) -> BTreeMap<MemoryId, usize> {
@@ -419,17 +420,24 @@ async fn append_until(buffer: &Buffer, first: usize, done: &AtomicBool) -> BTree
     appended
 }
 
-async fn learn_until(buffer: &Buffer, done: &AtomicBool) -> (u32, u64) {
-    let (mut step, mut stale) = (0, 0);
+/// Draws and sets priorities, with a deleted item in each update: it counts as stale, once. Returns the number of draws, and the last priority of
+/// each item.
+async fn learn_until(buffer: &Buffer, deleted: MemoryId, done: &AtomicBool) -> (u32, BTreeMap<MemoryId, f64>) {
+    let (mut step, mut priorities) = (0, BTreeMap::new());
     while !done.load(Ordering::Relaxed) {
         let sample = Sample { wait: Duration::from_secs(20), ..prioritized(32, step.into()) };
         let batch = buffer.sample(sample).await.unwrap();
         assert_eq!(batch.len(), 32);
-        let changed = buffer.update_priorities(&batch.handles, &vec![2.0; 32]).await.unwrap();
-        stale += changed.stale;
+        // Differs from step to step: an update that is lost, or applied again after the next one, shows.
+        let priority = 2.0 + f64::from(step % 64);
+        let mut handles: Vec<MemoryId> = BTreeSet::from_iter(batch.handles).into_iter().collect();
+        priorities.extend(handles.iter().map(|handle| (*handle, priority)));
+        handles.push(deleted);
+        let changed = buffer.update_priorities(&handles, &vec![priority; handles.len()]).await.unwrap();
+        assert_eq!((changed.applied, changed.stale), (handles.len() as u64 - 1, 1), "step {step}");
         step += 1;
     }
-    (step, stale)
+    (step, priorities)
 }
 
 /// Consumes and acknowledges until there is nothing left after `done`; returns how often each item was done.
@@ -463,17 +471,19 @@ fn killed_worker_loses_no_item_and_consumes_none_twice() {
             runtime.block_on(async {
                 let client = Client::connect(options).await.unwrap();
                 let buffer = client.create_buffer(&BufferSpec::new("train", fields(), 200_000)).await.unwrap();
-                let (first, second, (samples, stale), consumed) = tokio::join!(
+                let deleted = buffer.append(items(0..1, |_| 1.0)).await.unwrap().handles[0];
+                assert_eq!(buffer.delete(&[deleted]).await.unwrap().applied, 1);
+                let (first, second, (samples, priorities), consumed) = tokio::join!(
                     append_until(&buffer, 0, &stop),
                     append_until(&buffer, 1_000_000, &stop),
-                    learn_until(&buffer, &stop),
+                    learn_until(&buffer, deleted, &stop),
                     consume_until(&buffer, &stop),
                 );
                 let mut appended = first;
                 for (handle, number) in second {
                     assert_eq!(appended.insert(handle, number), None, "a handle was used twice");
                 }
-                let done = Done { appended, consumed, samples, stale };
+                let done = Done { appended, consumed, samples, priorities };
                 check(&buffer, &done).await;
                 done
             })
@@ -489,7 +499,6 @@ fn killed_worker_loses_no_item_and_consumes_none_twice() {
     stop.store(true, Ordering::Relaxed);
     let done = loops.join().expect("no loop failed");
     assert!(done.appended.len() > 100 && done.samples > 3, "{} items, {} samples", done.appended.len(), done.samples);
-    assert_eq!(done.stale, 0);
 
     // One more kill while nothing changes: statistics, draws and cursors are the same to the bit.
     let before = cluster.client(async |client| state(&client, &done).await);
@@ -520,9 +529,18 @@ async fn check(buffer: &Buffer, done: &Done) {
     assert_eq!(found.missing, [], "acknowledged items are lost");
     let expected: Vec<usize> = done.appended.values().map(|number| *number as f32 as usize).collect();
     assert_eq!(numbers(&found), expected);
+    for (row, handle) in handles.iter().enumerate() {
+        let appended = 1.0 + (done.appended[handle] % 5) as f64;
+        let expected = done.priorities.get(handle).copied().unwrap_or(appended);
+        let found = found.priorities[row];
+        assert!(
+            (found - expected).abs() < 1e-3 * expected,
+            "priority {found} of {handle:?}, the last one set is {expected}"
+        );
+    }
     let stats = buffer.stats().await.unwrap();
-    assert!(stats.items >= handles.len() as u64);
-    assert_eq!(stats.items, stats.appended);
+    assert_eq!((stats.items, stats.deleted), (handles.len() as u64, 1));
+    assert_eq!(stats.appended, stats.items + 1);
     assert!(done.consumed.values().all(|times| *times == 1), "an item was consumed twice");
     let left = stats.items - done.consumed.len() as u64;
     assert!(stats.consumers.iter().all(|consumer| consumer.leased == 0), "{:?}", stats.consumers);
