@@ -35,6 +35,8 @@ pub(crate) struct Device {
     pub(crate) threads: usize,
     /// Recorders of passes.
     pub(crate) profiling: Profiling,
+    /// Driver number of each GPU of the passes, and the recorder of its kernels: tasks of runs use the same GPUs.
+    pub(crate) task_gpus: Vec<(usize, Recorder)>,
     gpu: GpuSelection,
 }
 
@@ -75,7 +77,8 @@ impl Device {
 
     /// Selects only the CPU, with the reason.
     pub(crate) fn without_gpu((cpu, threads): (String, usize), why: &str) -> Self {
-        Self { cpu, threads, profiling: Profiling::default(), gpu: GpuSelection::None(why.to_owned()) }
+        let (profiling, task_gpus) = (Profiling::default(), Vec::new());
+        Self { cpu, threads, profiling, task_gpus, gpu: GpuSelection::None(why.to_owned()) }
     }
 
     /// Returns the names of the devices that run passes now.
@@ -152,13 +155,14 @@ pub(crate) fn choose(request: &DeviceRequest) -> Result<(Box<dyn Passes>, Device
         return Ok(cpu_only(host, "spec.gpu.mode is Disabled"));
     }
     match open(request) {
-        Ok(OpenedGpus { gpus, threshold, recorders, unusable }) => {
+        Ok(OpenedGpus { gpus, threshold, recorders, ordinals, unusable }) => {
             let passes = MirroredDevice::over(host, gpus, threshold, request.strategy);
             let initial_status = passes.mirror_status().cloned().unwrap_or_default();
             let gpu = GpuSelection::Available { measured: request.threshold.is_none(), initial_status, unusable };
             let (cpu, threads) = cpu.clone();
+            let task_gpus = ordinals.into_iter().zip(recorders.iter().cloned()).collect();
             let recorders = [cpu_recorder.clone()].into_iter().chain(recorders).collect();
-            let device = Device { cpu, threads, profiling: Profiling::of(recorders), gpu };
+            let device = Device { cpu, threads, profiling: Profiling::of(recorders), task_gpus, gpu };
             tracing::info!(gpu = device.gpu(None), "using GPUs");
             Ok((Box::new(ProfiledDevice::new(passes, cpu_recorder.clone())), device))
         }
@@ -177,6 +181,8 @@ struct OpenedGpus {
     gpus: Vec<AvailableDevice<CudaGpu>>,
     threshold: Option<u64>,
     recorders: Vec<Recorder>,
+    /// Their numbers at the driver.
+    ordinals: Vec<usize>,
     unusable: Vec<String>,
 }
 
@@ -189,7 +195,7 @@ fn open(request: &DeviceRequest) -> Result<OpenedGpus, String> {
     let (mut opened, mut reasons) = (Vec::new(), Vec::new());
     for ordinal in ordinals {
         match open_one(request, ordinal, sharers, measures) {
-            Ok(one) => opened.push(one),
+            Ok((gpu, measured, recorder)) => opened.push((gpu, measured, (recorder, ordinal))),
             Err(why) => reasons.push((ordinal, why)),
         }
     }
@@ -213,8 +219,9 @@ fn open(request: &DeviceRequest) -> Result<OpenedGpus, String> {
             });
         }
     }
-    let (gpus, recorders) = opened.into_iter().map(|(gpus, _, recorder)| (gpus, recorder)).unzip();
-    Ok(OpenedGpus { gpus, threshold, recorders, unusable })
+    let (gpus, numbered): (_, Vec<_>) = opened.into_iter().map(|(gpus, _, numbered)| (gpus, numbered)).unzip();
+    let (recorders, ordinals) = numbered.into_iter().unzip();
+    Ok(OpenedGpus { gpus, threshold, recorders, ordinals, unusable })
 }
 
 fn open_one(
@@ -273,6 +280,7 @@ mod tests {
             cpu: cpu().0,
             threads: 8,
             profiling: Profiling::default(),
+            task_gpus: Vec::new(),
             gpu: GpuSelection::Available { measured, initial_status: initial_status.clone(), unusable: Vec::new() },
         };
         let texts = |device: &Device, status: &MirrorStatus| (device.name(Some(status)), device.gpu(Some(status)));

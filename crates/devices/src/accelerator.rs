@@ -1,7 +1,7 @@
 //! GPUs that compute the workloads of this crate.
 
 use engram_information::{LEAVES, PartialSum, leaf_range};
-use engram_kernels::gpu::{Driver, ProductShape};
+use engram_kernels::gpu::{Driver, GeodesicKernels, ProductShape};
 use engram_kernels::{Error, Gpu};
 use engram_tropical::Matrix;
 use std::ops::Range;
@@ -25,6 +25,11 @@ pub trait Accelerator: Send {
         rows: &Range<usize>,
         leaves: &[u32],
     ) -> Result<Vec<f64>, Error>;
+
+    /// Returns the kernels of the geodesic model, which agree with the CPU to rounding; `None` if the device has none.
+    fn geodesic(&mut self) -> Option<&mut dyn GeodesicKernels> {
+        None
+    }
 }
 
 impl<D: Driver> Accelerator for Gpu<D> {
@@ -40,6 +45,10 @@ impl<D: Driver> Accelerator for Gpu<D> {
         leaves: &[u32],
     ) -> Result<Vec<f64>, Error> {
         Self::outer_products(self, scores, parameters, rows, leaves)
+    }
+
+    fn geodesic(&mut self) -> Option<&mut dyn GeodesicKernels> {
+        Some(self)
     }
 }
 
@@ -58,7 +67,7 @@ pub(crate) fn product_rows(
     gpu.max_plus_product(own, right.entries(), ProductShape { rows: rows.len(), depth, columns })
 }
 
-/// Returns what [`engram_information::partial_sums`] returns: the sums of the maximal aligned subtrees of some leaves.
+/// Returns what [`engram_information::partial_sums_of_rows`] returns: the sums of the maximal aligned subtrees of some leaves.
 ///
 /// # Errors
 /// Those of the device.
@@ -66,6 +75,7 @@ pub(crate) fn partial_sums(
     gpu: &mut dyn Accelerator,
     scores: &[f32],
     parameters: usize,
+    rows: &Range<usize>,
     leaves: Range<usize>,
     samples: usize,
 ) -> Result<Vec<PartialSum>, Error> {
@@ -82,7 +92,7 @@ pub(crate) fn partial_sums(
         let first = leaf_range(leaf, samples).start - begin;
         let count = counts.iter().sum::<u32>() as usize;
         let own = &scores[first * parameters..(first + count) * parameters];
-        let packed = gpu.outer_products(own, parameters, &(0..parameters), &counts)?;
+        let packed = gpu.outer_products(own, parameters, rows, &counts)?;
         sums.push(PartialSum { level, index: leaf >> level, sums: packed });
         leaf = end;
     }

@@ -60,7 +60,10 @@ pub fn run_blocks<R: Send, E: ToString>(
 }
 
 /// [`run_blocks`] with a kernel that uses the device it runs on.
-pub(crate) fn run_blocks_on<R: Send, E: ToString>(
+///
+/// # Errors
+/// As [`run_blocks`].
+pub fn run_blocks_on<R: Send, E: ToString>(
     devices: &[ComputeDevice],
     distribution: Distribution,
     limit: Duration,

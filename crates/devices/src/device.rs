@@ -1,10 +1,13 @@
 //! Devices of a computation.
 
-use crate::Accelerator;
+use crate::{Accelerator, accelerator};
+use engram_information::{PartialSum, partial_sums_of_rows};
+use engram_kernels::gpu::GeodesicKernels;
 use engram_kernels::partitioner::Resource;
 use engram_kernels::profiler::{Kind, Recorder};
 use parking_lot::Mutex;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -92,6 +95,45 @@ impl ComputeDevice {
     /// Returns what the partitioner knows of the device.
     pub fn resource(&self) -> Resource {
         Resource { healthy: !self.health.is_removed(), ..self.resource }
+    }
+
+    /// Returns the sums of some rows of a Fisher matrix over some leaves, by the GPU if there is one; see [`partial_sums_of_rows`].
+    ///
+    /// # Errors
+    /// Those of [`partial_sums_of_rows`].
+    pub fn partial_sums(
+        &self,
+        scores: &[f32],
+        parameters: usize,
+        rows: &Range<usize>,
+        leaves: Range<usize>,
+        samples: usize,
+    ) -> Result<Vec<PartialSum>, engram_information::Error> {
+        // The CPU names the score that is not finite.
+        if scores.iter().all(|score| score.is_finite())
+            && let Some(sums) =
+                self.on_gpu(|gpu| accelerator::partial_sums(gpu, scores, parameters, rows, leaves.clone(), samples))
+        {
+            return Ok(sums);
+        }
+        partial_sums_of_rows(scores, parameters, rows, leaves, samples)
+    }
+
+    /// Computes a part of the geodesic model on the GPU. Returns `None` if the caller has to use the CPU: without a GPU that has the
+    /// kernels, if it has too little memory, or if it fails, which removes the device.
+    pub fn geodesic<T>(
+        &self,
+        compute: impl FnOnce(&mut dyn GeodesicKernels) -> Result<T, engram_kernels::Error>,
+    ) -> Option<T> {
+        if self.health.is_removed() {
+            return None;
+        }
+        let mut gpu = self.gpu.as_ref()?.lock();
+        let result = compute(gpu.geodesic()?);
+        if matches!(result, Err(engram_kernels::Error::Failed { .. })) {
+            self.health.remove();
+        }
+        result.ok()
     }
 
     /// Computes on the GPU; `None` if the caller has to use the CPU: without a GPU, or if it has too little memory. A GPU that fails is

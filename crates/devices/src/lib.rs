@@ -30,7 +30,7 @@ pub mod workloads;
 
 pub use accelerator::Accelerator;
 pub use barrier::{Barrier, BarrierError, Event};
-pub use blocks::{BlockResults, Load, run_blocks, run_rows};
+pub use blocks::{BlockResults, Load, run_blocks, run_blocks_on, run_rows};
 pub use device::{ComputeDevice, Health};
 pub use distribution::{Distribution, Next, Work, shares};
 pub use error::Error;

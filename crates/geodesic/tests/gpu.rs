@@ -24,7 +24,7 @@ fn trainer(start: u64, settings: Settings) -> Trainer {
 
 fn all(mut trainers: Vec<Trainer>, gpu: &mut dyn GeodesicKernels) -> Vec<Trainer> {
     while trainers.iter().any(|trainer| !trainer.finished()) {
-        advance_all(&mut trainers, gpu).unwrap();
+        advance_all(&mut trainers.iter_mut().collect::<Vec<_>>(), gpu).unwrap();
     }
     trainers
 }
@@ -86,12 +86,12 @@ fn step_on_a_gpu_that_fails_changes_no_trainer_and_flows_need_no_gpu() {
     let mut gpu = Failing(0);
     let mut trainers = vec![trainer(0, settings())];
     let before = trainers[0].save();
-    let failed = advance_all(&mut trainers, &mut gpu);
+    let failed = advance_all(&mut [&mut trainers[0]], &mut gpu);
     assert!(matches!(failed, Err(StepError::Device(Error::Failed { .. }))), "{failed:?}");
     assert_eq!((trainers[0].save(), gpu.0), (before, 1));
     trainers[0].advance().unwrap();
     let flow = Settings { decoder: Decoder::Flow, steps: 1, ..settings() };
     let mut flows = vec![trainer(0, flow)];
-    advance_all(&mut flows, &mut gpu).unwrap();
+    advance_all(&mut [&mut flows[0]], &mut gpu).unwrap();
     assert_eq!((flows[0].steps(), gpu.0), (1, 1));
 }

@@ -19,6 +19,7 @@ mod service;
 mod snapshot;
 mod specification;
 mod task;
+mod task_gpus;
 mod task_run;
 mod turn;
 mod turn_queue;
@@ -75,6 +76,8 @@ pub(crate) struct Runs {
     pub(crate) driver_slot: task_run::DriverSlot,
     /// Permission to execute a task of a run.
     pub(crate) task_slot: task::TaskSlot,
+    /// GPUs of tasks.
+    task_gpus: task_gpus::TaskGpus,
     /// Drivers of Federated runs, which answer the clients.
     federated: federated::Drivers,
     /// Credentials of the storages of runs, if supplied.

@@ -7,7 +7,9 @@ use crate::panics;
 use crate::shared::Shared;
 use engram_api::{Code, LearnerRunSpec, MAX_DATA_BYTES};
 use engram_learn::source::StopFlag;
-use engram_learn::task_run::{MAX_INPUT_BYTES, MAX_RESULT_BYTES, Task, TaskContext, TaskError, task_run};
+use engram_learn::task_run::{
+    ComputeDevice, MAX_INPUT_BYTES, MAX_RESULT_BYTES, Task, TaskContext, TaskError, task_run,
+};
 use engram_proto::v1::run_task_response::Event;
 use engram_proto::v1::{self, Problem, ProblemKind};
 use std::panic::AssertUnwindSafe;
@@ -99,6 +101,7 @@ impl Work {
 
 /// Context of a task that runs on a thread for blocking work.
 struct Context {
+    shared: Arc<Shared>,
     /// Bits of the completed fraction.
     fraction: AtomicU64,
     stop: StopFlag,
@@ -119,6 +122,10 @@ impl TaskContext for Context {
 
     fn threads(&self) -> usize {
         self.threads
+    }
+
+    fn gpus(&self, operations: u64) -> &[ComputeDevice] {
+        self.shared.runs.task_gpus.for_operations(operations, &self.shared.options, &self.shared.device)
     }
 
     fn resumed_from(&self) -> Option<&[u8]> {
@@ -156,6 +163,7 @@ async fn execute(
     let threads = shared.options.threads.unwrap_or(cores).max(1);
     let (checkpoints, mut received) = mpsc::channel(1);
     let context = Arc::new(Context {
+        shared: Arc::clone(&shared),
         fraction: AtomicU64::new(0),
         stop: StopFlag::default(),
         threads,

@@ -1,7 +1,7 @@
 //! Workers with an emulated GPU: the same answers as on the CPU, also when it fails, and the status without one.
 
 use crate::emulated_driver::run_with_emulated_driver;
-use crate::harness::{Cluster, recorded_run, spec, until};
+use crate::harness::{Cluster, block_on, recorded_run, spec, until};
 use engram_api::{GpuMode, GpuPartitioner, LearnerClusterSpec};
 use engram_client::{Client, EpochUpdates, RankOptions, RecallOptions, Rows, Signals, Updates};
 use engram_memory::{Digest, Group, LearningEpoch, MemoryId};
@@ -20,11 +20,6 @@ fn with_gpu(mode: GpuMode) -> LearnerClusterSpec {
     spec.features.dimension = 8;
     (spec.gpu.mode, spec.gpu.threshold) = (mode, Some(0));
     spec
-}
-
-/// Runs the asynchronous part of a test.
-fn block_on(body: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(body);
 }
 
 /// What clients observe of a worker.

@@ -276,3 +276,8 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl 
     });
     waited.await.unwrap_or_else(|_| panic!("timed out waiting until {what}"));
 }
+
+/// Runs the asynchronous part of a test.
+pub(crate) fn block_on(body: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(body);
+}

@@ -28,6 +28,11 @@ pub struct GeodesicRun {
     #[serde(default)]
     pub calibrated_bands: bool,
 
+    /// Trains on the GPUs of the workers: up to three starts of a fold are one task. With and without a GPU, results agree to rounding
+    /// instead of bit for bit. Models with `decoder: Flow` are trained on the CPU.
+    #[serde(default)]
+    pub use_gpus: bool,
+
     /// Settings of the training.
     #[serde(default)]
     pub training: SpectraTraining,

@@ -1,10 +1,9 @@
 //! Fisher matrices: pattern batch over the leaves of the fixed tree of additions.
 
 use super::Division;
-use crate::Accelerator;
 use crate::blocks::run_blocks_on;
-use crate::{ComputeDevice, Error, Load, accelerator};
-use engram_information::{FisherMatrix, LEAVES, combine, leaf_range, partial_sums};
+use crate::{ComputeDevice, Error, Load};
+use engram_information::{FisherMatrix, LEAVES, combine, leaf_range};
 
 /// Returns the Fisher matrix of `scores` (samples x `parameters`, row-major), in mode
 /// [`PartitionInvariant`](engram_information::Mode::PartitionInvariant). A block is a number of the 64 leaves.
@@ -28,12 +27,7 @@ pub fn fisher_matrix(
     let distribution = division.distribute(devices, "fisher sums", LEAVES, bytes as u64)?;
     let blocks = run_blocks_on(devices, distribution, division.limit, |device, leaves| {
         let own = &scores[first(leaves.start) * parameters..first(leaves.end) * parameters];
-        let is_finite = own.iter().all(|score| score.is_finite());
-        let on_gpu =
-            |gpu: &mut dyn Accelerator| accelerator::partial_sums(gpu, own, parameters, leaves.clone(), samples);
-        // The CPU names the score that is not finite.
-        let sums = if is_finite { device.on_gpu(on_gpu) } else { None };
-        sums.map_or_else(|| partial_sums(own, parameters, leaves.clone(), samples), Ok)
+        device.partial_sums(own, parameters, &(0..parameters), leaves, samples)
     })?;
     let parts = blocks.results.into_iter().flatten().collect();
     let matrix = combine(parts, parameters, samples as u64);

@@ -9,7 +9,7 @@ mod quality;
 pub use fisher::fisher_matrix;
 pub use grids::{HeatEquation, LifeAutomaton};
 pub use multivector::Algebra;
-pub use product::max_plus_product;
+pub use product::{max_plus_product, max_plus_product_rows};
 pub use quality::{QualityBatch, quality_pipeline};
 
 use crate::{ComputeDevice, Distribution, Error, Work};

@@ -33,7 +33,7 @@ pub enum StepError {
 ///
 /// # Errors
 /// [`StepError::Device`] if no trainer has made the step; [`StepError::Model`] if the loss of one is not finite.
-pub fn advance_all(trainers: &mut [Trainer], gpu: &mut dyn GeodesicKernels) -> Result<(), StepError> {
+pub fn advance_all(trainers: &mut [&mut Trainer], gpu: &mut dyn GeodesicKernels) -> Result<(), StepError> {
     let active: Vec<usize> = (0..trainers.len()).filter(|&at| !trainers[at].finished()).collect();
     let (flows, slopes): (Vec<usize>, Vec<usize>) = active.iter().partition(|&&at| trainers[at].model.is_flow());
     let mut inputs = Vec::new();
@@ -42,7 +42,7 @@ pub fn advance_all(trainers: &mut [Trainer], gpu: &mut dyn GeodesicKernels) -> R
     }
     let mut gradients = Vec::new();
     for group in same_shapes(&inputs) {
-        let models: Vec<_> = group.iter().map(|(at, input)| (&trainers[*at], input)).collect();
+        let models: Vec<_> = group.iter().map(|(at, input)| (&*trainers[*at], input)).collect();
         let computed = step_gradients(&models, gpu)?;
         gradients.extend(group.iter().map(|(at, _)| *at).zip(computed));
     }

@@ -7,16 +7,20 @@ mod source;
 
 use super::{StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
 use engram_api::{GeodesicRun, SpectraDecoder, SpectraTraining};
+use engram_devices::ComputeDevice;
 use engram_geodesic::{
     Agreement, Axes, CalibrationResult, CalibrationTask, Decoder, Error, ErrorProfile, LatentModel, LeakingResult,
-    LossPoint, MIN_CALIBRATED_FOLDS, MetricFigure, Report, Settings, Spectra, TaskResult, Trainer, calibration_tasks,
-    leaking_trainer, tasks,
+    LossPoint, MIN_CALIBRATED_FOLDS, MetricFigure, Report, Settings, Spectra, StepError, TaskResult, Trainer,
+    advance_all, calibration_tasks, leaking_trainer, tasks,
 };
 use serde::{Deserialize, Serialize};
 use source::Source;
 
 /// Steps between two reports of the progress.
 const REPORT_STEPS: u64 = 10;
+
+/// Most models of a task: a checkpoint of three fits into one message.
+const MAX_MODELS: usize = 3;
 
 /// Most training spectra of the geometry of two dimensions: its time grows with their square.
 const MAX_LATENT_SPECTRA: usize = 15;
@@ -32,6 +36,20 @@ enum Training {
     /// A model without two spectra, for the calibration of bands.
     Calibration(CalibrationTask),
 }
+
+impl Training {
+    /// Whether another training is of the same kind, on the same spectra.
+    const fn differs_by_its_start(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Fold(one), Self::Fold(other)) => one.fold == other.fold,
+            (Self::All(_), Self::All(_)) => true,
+            _ => false,
+        }
+    }
+}
+
+/// A trainer and its loss curve.
+type ModelInTraining = (Trainer, Vec<LossPoint>);
 
 /// Result of the training of one model.
 #[derive(Debug, Serialize, Deserialize)]
@@ -65,6 +83,16 @@ struct Outcomes {
     calibrations: Vec<CalibrationResult>,
 }
 
+impl Outcomes {
+    fn add(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Fold(fold) => self.folds.push(*fold),
+            Outcome::All { predictions, samples } => self.all.push((predictions, samples)),
+            Outcome::Calibration(calibration) => self.calibrations.push(calibration),
+        }
+    }
+}
+
 /// A leave-one-out validation.
 pub(super) struct Geodesic {
     source: Source,
@@ -72,6 +100,7 @@ pub(super) struct Geodesic {
     starts: u64,
     leaking: bool,
     bands: bool,
+    gpus: bool,
 }
 
 impl Geodesic {
@@ -88,7 +117,7 @@ impl Geodesic {
             return Err(invalid("spec.geodesic.calibratedBands", &problem));
         }
         let (starts, leaking, bands) = (u64::from(spec.starts), spec.leaking_variant, spec.calibrated_bands);
-        Ok(Self { source, settings, starts, leaking, bands })
+        Ok(Self { source, settings, starts, leaking, bands, gpus: spec.use_gpus })
     }
 
     fn trainer(&self, training: Training) -> Result<Trainer, Error> {
@@ -133,9 +162,24 @@ impl Geodesic {
         clean.chain((0..on_all).map(Training::All)).chain(calibrations.into_iter().map(Training::Calibration)).collect()
     }
 
-    fn task(&self, training: Training) -> Task {
+    /// Splits the trainings into those of a task each: one, or on GPUs several starts of one kind of model.
+    fn groups(&self) -> Vec<Vec<Training>> {
+        let mut groups: Vec<Vec<Training>> = Vec::new();
+        for training in self.trainings() {
+            let joins = |group: &&mut Vec<Training>| {
+                self.gpus && group.len() < MAX_MODELS && group[0].differs_by_its_start(training)
+            };
+            match groups.iter_mut().find(joins) {
+                Some(group) => group.push(training),
+                None => groups.push(vec![training]),
+            }
+        }
+        groups
+    }
+
+    fn task(&self, trainings: &[Training]) -> Task {
         let folds = self.source.spectra.ppb().len() as u64;
-        let (name, spectra) = match training {
+        let (name, spectra) = match trainings[0] {
             Training::Fold(task) => (format!("fold {}, start {}", task.fold + 1, task.start + 1), folds - 1),
             Training::All(start) if self.leaking => (format!("leaking variant, start {}", start + 1), folds),
             Training::All(start) => (format!("all spectra, start {}", start + 1), folds),
@@ -143,10 +187,65 @@ impl Geodesic {
                 (format!("calibration without {} and {}", task.first + 1, task.second + 1), folds - 2)
             }
         };
-        let input = serde_json::to_vec(&training).expect("numbers have a JSON form");
+        let others = if trainings.len() > 1 { format!(" and {} more", trainings.len() - 1) } else { String::new() };
+        let input = serde_json::to_vec(trainings).expect("numbers have a JSON form");
         // A step costs a term per ordered pair of spectra.
-        Task { name, input, cost: spectra * (spectra - 1) }
+        Task { name: name + &others, input, cost: spectra * (spectra - 1) * trainings.len() as u64 }
     }
+
+    /// Trains the models to their ends, on a GPU if the run allows it and the worker has one.
+    fn train(
+        &self,
+        mut models: Vec<ModelInTraining>,
+        context: &dyn TaskContext,
+    ) -> Result<Vec<ModelInTraining>, TaskError> {
+        let gpus = if self.gpus { context.gpus(u64::MAX) } else { &[] };
+        let steps = |models: &[ModelInTraining]| models.iter().map(|(trainer, _)| trainer.steps()).max().unwrap_or(0);
+        while models.iter().any(|(trainer, _)| !trainer.finished()) {
+            if context.stop().is_set() {
+                return Err(TaskError::Stopped);
+            }
+            advance(&mut models, gpus)?;
+            let step = steps(&models);
+            for (trainer, losses) in models.iter_mut().filter(|(trainer, _)| trainer.steps() == step) {
+                if step.is_multiple_of(self.settings.evaluate_every) || trainer.finished() {
+                    losses.push(trainer.loss_point());
+                }
+            }
+            let fraction = step as f64 / self.settings.steps as f64;
+            if step.is_multiple_of(REPORT_STEPS) {
+                context.progress(fraction);
+            }
+            if models.iter().any(|(trainer, _)| !trainer.finished()) && context.checkpoint_due() {
+                context.checkpoint(checkpoint::save(&models), fraction);
+            }
+        }
+        Ok(models)
+    }
+}
+
+/// Makes a step with every model that has not finished: on the first GPU that can, or on the CPU.
+fn advance(models: &mut [ModelInTraining], gpus: &[ComputeDevice]) -> Result<(), TaskError> {
+    let failed = |error: Error| TaskError::Failed(error.to_string());
+    let mut error = None;
+    for gpu in gpus {
+        let mut trainers: Vec<&mut Trainer> = models.iter_mut().map(|(trainer, _)| trainer).collect();
+        let made = gpu.geodesic(|kernels| match advance_all(&mut trainers, kernels) {
+            Ok(()) => Ok(()),
+            Err(StepError::Device(error)) => Err(error),
+            Err(StepError::Model(model)) => {
+                error = Some(model);
+                Ok(())
+            }
+        });
+        if let Some(error) = error {
+            return Err(failed(error));
+        }
+        if made.is_some() {
+            return Ok(());
+        }
+    }
+    models.iter_mut().try_for_each(|(trainer, _)| trainer.advance()).map_err(failed)
 }
 
 /// The held-out spectrum as the geometry of two dimensions predicts it; none with few or many spectra, or if a geodesic does not exist.
@@ -158,49 +257,35 @@ fn latent(spectra: &Spectra, fold: usize) -> Option<Vec<f64>> {
 
 impl TaskRun for Geodesic {
     fn plan(&self, results: &[StageResults]) -> Result<Vec<Task>, TaskError> {
-        let trainings = if results.is_empty() { self.trainings() } else { Vec::new() };
-        Ok(trainings.into_iter().map(|training| self.task(training)).collect())
+        let groups = if results.is_empty() { self.groups() } else { Vec::new() };
+        Ok(groups.iter().map(|group| self.task(group)).collect())
     }
 
     fn execute(&self, task: &Task, context: &dyn TaskContext) -> Result<Vec<u8>, TaskError> {
-        let training = serde_json::from_slice(&task.input)
+        let trainings: Vec<Training> = serde_json::from_slice(&task.input)
             .map_err(|error| TaskError::Failed(format!("the input of task {} is damaged: {error}", task.name)))?;
         let failed = |error: Error| TaskError::Failed(error.to_string());
-        let (mut trainer, mut losses) = (self.trainer(training).map_err(failed)?, Vec::new());
+        let mut models = Vec::new();
+        for &training in &trainings {
+            models.push((self.trainer(training).map_err(failed)?, Vec::new()));
+        }
         // A checkpoint of another version is worth less than the task.
-        if let Some(Ok(resumed)) = context.resumed_from().map(|bytes| checkpoint::resume(trainer.clone(), bytes)) {
-            (trainer, losses) = resumed;
+        if let Some(Ok(resumed)) = context.resumed_from().map(|bytes| checkpoint::resume(&models, bytes)) {
+            models = resumed;
         }
-        while !trainer.finished() {
-            if context.stop().is_set() {
-                return Err(TaskError::Stopped);
-            }
-            trainer.advance().map_err(failed)?;
-            if trainer.steps().is_multiple_of(self.settings.evaluate_every) || trainer.finished() {
-                losses.push(trainer.loss_point());
-            }
-            let fraction = trainer.steps() as f64 / self.settings.steps as f64;
-            if trainer.steps().is_multiple_of(REPORT_STEPS) {
-                context.progress(fraction);
-            }
-            if !trainer.finished() && context.checkpoint_due() {
-                context.checkpoint(checkpoint::save(&trainer, &losses), fraction);
-            }
-        }
-        let outcome = self.outcome(training, &trainer, losses).map_err(failed)?;
-        Ok(serde_json::to_vec(&outcome).expect("numbers and strings have a JSON form"))
+        let models = self.train(models, context)?;
+        let outcome = |(&training, (trainer, losses))| self.outcome(training, &trainer, losses);
+        let outcomes: Vec<Outcome> =
+            trainings.iter().zip(models).map(outcome).collect::<Result<_, _>>().map_err(failed)?;
+        Ok(serde_json::to_vec(&outcomes).expect("numbers and strings have a JSON form"))
     }
 
     fn finish(&self, results: &[StageResults]) -> Result<TaskFindings, TaskError> {
         let mut outcomes = Outcomes::default();
         for result in results.iter().flatten() {
-            let outcome = serde_json::from_slice(result)
+            let of_task: Vec<Outcome> = serde_json::from_slice(result)
                 .map_err(|error| TaskError::Failed(format!("a result is damaged: {error}")))?;
-            match outcome {
-                Outcome::Fold(fold) => outcomes.folds.push(*fold),
-                Outcome::All { predictions, samples } => outcomes.all.push((predictions, samples)),
-                Outcome::Calibration(calibration) => outcomes.calibrations.push(calibration),
-            }
+            of_task.into_iter().for_each(|outcome| outcomes.add(outcome));
         }
         let report = self.report(&outcomes).map_err(|error| TaskError::Failed(error.to_string()))?;
         report::findings(self, &report, &outcomes)

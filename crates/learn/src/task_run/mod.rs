@@ -8,6 +8,7 @@
 //! plan(stage 0) -> tasks on workers -> results -> plan(stage 1) -> ... -> no more stages -> finish -> findings, report page
 //! ```
 
+mod accelerated;
 mod assignment;
 mod federated;
 mod fisher;
@@ -23,6 +24,8 @@ mod timeline;
 mod training;
 mod tropical;
 mod wire;
+
+pub use engram_devices::ComputeDevice;
 
 pub use assignment::{Assignment, AssignmentAction, AssignmentEvent, MAX_LOSSES, WorkerNumber};
 pub use federated::federated_page;
@@ -68,6 +71,12 @@ pub trait TaskContext: Sync {
 
     /// Number of threads that the task may use, at least 1. The result must not depend on it.
     fn threads(&self) -> usize;
+
+    /// Returns the GPUs for a computation of this many additions or multiplications; none if it is not worth the transfers. The result
+    /// must not depend on them, unless the specification of the run allows it.
+    fn gpus(&self, _operations: u64) -> &[ComputeDevice] {
+        &[]
+    }
 
     /// Returns the last checkpoint of an earlier execution of the task, on a worker that was lost. The result must not depend on it.
     fn resumed_from(&self) -> Option<&[u8]> {

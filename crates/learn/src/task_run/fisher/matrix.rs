@@ -1,19 +1,16 @@
 //! Scores of samples, and their sums over a shard.
 
 use super::{FisherTasks, information};
+use crate::task_run::accelerated::{LIMIT, devices};
 use crate::task_run::fit::{Classifier, failed, softmax};
 use crate::task_run::wire::put_f64;
 use crate::task_run::{TaskContext, TaskError};
 use engram_api::FisherForm;
-use engram_devices::{ComputeDevice, Distribution, Work, run_blocks};
-use engram_information::{LEAVES, PartialSum, leaf_range, merge_subtrees, partial_sums_of_rows};
+use engram_devices::{ComputeDevice, Distribution, Work, run_blocks_on};
+use engram_information::{LEAVES, PartialSum, leaf_range, merge_subtrees};
 use engram_kernels::partitioner::Strategy;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
-/// Time limit of a shard, which ends a task that would block its worker permanently.
-const LIMIT: Duration = Duration::from_secs(24 * 3_600);
 
 /// Rows of scores of a shard that are done, over all blocks, and their number.
 struct Progress {
@@ -48,19 +45,18 @@ impl FisherTasks {
             return Err(TaskError::Failed("failed to decode the input of a shard".to_owned()));
         }
         let width = LEAVES / self.shards;
-        let threads = context.threads().max(1);
-        let devices: Vec<_> = (0..threads).map(|number| ComputeDevice::new(format!("thread {number}"))).collect();
+        let own = self.rows_of(shard * width..(shard + 1) * width).len() as u64;
+        let devices = devices(context, own * self.parameters as u64 * self.bands[band].len() as u64);
         let resources: Vec<_> = devices.iter().map(ComputeDevice::resource).collect();
         // Aligned blocks, so that each is one subtree.
-        let block = (width / (2 * threads).next_power_of_two()).max(1);
+        let block = (width / (2 * devices.len()).next_power_of_two()).max(1);
         let work = Work { kernel: "Fisher sums", items: width, block, bytes_per_item: 0 };
         let distribution = Distribution::new(work, Strategy::Balanced, &resources).map_err(failed)?;
         let samples = self.data.select(&self.split.all_but_test());
-        let progress =
-            Progress { done: AtomicUsize::new(0), rows: self.rows_of(shard * width..(shard + 1) * width).len() };
-        let sums = run_blocks(&devices, distribution, LIMIT, |leaves| {
+        let progress = Progress { done: AtomicUsize::new(0), rows: own as usize };
+        let sums = run_blocks_on(&devices, distribution, LIMIT, |device, leaves| {
             let leaves = shard * width + leaves.start..shard * width + leaves.end;
-            self.block((leaves, &self.bands[band]), parameters, &samples, context, &progress)
+            self.block(device, (leaves, &self.bands[band]), parameters, &samples, (context, &progress))
         });
         if context.stop().is_set() {
             return Err(TaskError::Stopped);
@@ -79,11 +75,11 @@ impl FisherTasks {
     /// Returns the sums of some leaves of a shard, over some rows of the matrix.
     fn block(
         &self,
+        device: &ComputeDevice,
         (leaves, band): (Range<usize>, &Range<usize>),
         parameters: &[f32],
         (values, labels): &(Vec<f32>, Vec<u32>),
-        context: &dyn TaskContext,
-        progress: &Progress,
+        (context, progress): (&dyn TaskContext, &Progress),
     ) -> Result<Vec<PartialSum>, TaskError> {
         let mut classifier = self.classifier()?;
         classifier.model.parameters_mut().copy_from_slice(parameters);
@@ -97,9 +93,10 @@ impl FisherTasks {
                 return Err(TaskError::Stopped);
             }
             let done = progress.done.fetch_add(1, Ordering::Relaxed) + 1;
-            context.progress(done as f64 / progress.rows as f64);
+            // A block of a device that was removed is computed again.
+            context.progress((done as f64 / progress.rows as f64).min(1.0));
         }
-        partial_sums_of_rows(&scores, self.parameters, band, leaves, self.scores()).map_err(information)
+        device.partial_sums(&scores, self.parameters, band, leaves, self.scores()).map_err(information)
     }
 
     /// Returns one row of scores. The model Fisher of a sample is `sum over c of p_c s_c s_c^T`: its rows are `sqrt(p_c) s_c`.

@@ -173,3 +173,29 @@ fn bad_input_is_refused_with_field_value_and_allowed() {
     let good = GeodesicRun { source: SpectraSource::Csv(DataFile::default()), ..small("") };
     assert!(Geodesic::new(&good, Some(rows(",1").as_bytes())).is_ok());
 }
+
+#[test]
+fn starts_of_a_fold_are_one_task_on_gpus_and_continue_from_their_checkpoint_with_the_same_bits() {
+    let alone = Geodesic::new(&GeodesicRun { starts: 4, ..small("") }, None).unwrap();
+    let run =
+        Geodesic::new(&GeodesicRun { starts: 4, ..small(r#","leakingVariant":true,"useGpus":true"#) }, None).unwrap();
+    let tasks = run.plan(&[]).unwrap();
+    // Three of four starts of six folds and of the leaking variant, then the fourth.
+    assert_eq!(tasks.len(), 14);
+    assert_eq!((&*tasks[0].name, &*tasks[6].name), ("fold 1, start 1 and 2 more", "fold 1, start 4"));
+    let outcomes = |run: &Geodesic, task: &Task| -> Vec<serde_json::Value> {
+        serde_json::from_slice(&run.execute(task, &Interrupted::after(u64::MAX, None)).unwrap()).unwrap()
+    };
+    let together = outcomes(&run, &tasks[0]);
+    for (start, outcome) in together.iter().enumerate() {
+        assert_eq!(*outcome, outcomes(&alone, &alone.plan(&[]).unwrap()[6 * start])[0], "start {start}");
+    }
+    let first = Interrupted::after(12, None);
+    assert!(matches!(run.execute(&tasks[0], &first), Err(TaskError::Stopped)));
+    let (state, _) = first.kept.into_inner().unwrap().expect("a checkpoint");
+    assert!(state.len() <= crate::task_run::MAX_RESULT_BYTES);
+    let last = Interrupted::after(u64::MAX, Some(state));
+    let resumed: Vec<serde_json::Value> = serde_json::from_slice(&run.execute(&tasks[0], &last).unwrap()).unwrap();
+    assert_eq!(resumed, together);
+    assert_eq!(last.reported.lock().unwrap().len(), 2, "steps 1 to 12 are not repeated");
+}

@@ -8,12 +8,12 @@
 use super::chain::Chain;
 use super::{Findings, Section, Workload};
 use crate::report::Ink;
-use crate::task_run::fit::failed;
+use crate::task_run::accelerated::product_on_devices;
 use crate::task_run::page::Chart;
 use crate::task_run::wire::{decode, encode, get_f32, get_f64, put_f32, put_f64};
 use crate::task_run::{MAX_RESULT_BYTES, StageResults, Task, TaskContext, TaskError};
 use engram_api::DecodeSource;
-use engram_tropical::{Matrix, product};
+use engram_tropical::Matrix;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
@@ -82,7 +82,7 @@ impl DecodeWorkload {
             let mut matrix = Matrix::identity(self.chain.states);
             for step in self.blocks[block].clone() {
                 let symbol = self.chain.observations[step + 1] as usize;
-                matrix = product(&matrix, &self.chain.steps[symbol], context.threads()).map_err(failed)?;
+                matrix = product_on_devices(&matrix, &self.chain.steps[symbol], 0..self.chain.states, context)?;
             }
             if context.stop().is_set() {
                 return Err(TaskError::Stopped);

@@ -4,12 +4,13 @@
 //! rows of the result and of the square. The closure is the power n - 1 of the matrix with 0 on its diagonal; it exists if no cycle gains.
 
 use super::{Findings, Section, Workload};
+use crate::task_run::accelerated::product_on_devices;
 use crate::task_run::fit::failed;
 use crate::task_run::samples::file_name;
 use crate::task_run::wire::{decode, encode, get_f32, put_f32};
 use crate::task_run::{StageResults, Task, TaskContext, TaskError};
 use engram_api::{Graph, GraphSemiring};
-use engram_tropical::{Matrix, Semiring, cycle_mean, product_rows};
+use engram_tropical::{Matrix, Semiring, cycle_mean};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -140,7 +141,7 @@ impl Workload for GraphWorkload {
         let (result, square) = (matrix(result)?, matrix(square)?);
         let mut bytes = Vec::new();
         for (left, _) in [(&result, left & 1 == 1), (&square, left > 1)].into_iter().filter(|(_, wanted)| *wanted) {
-            let rows = product_rows(left, &square, rows.clone(), context.threads()).map_err(failed)?;
+            let rows = product_on_devices(left, &square, rows.clone(), context)?;
             put_f32(&mut bytes, rows.entries());
         }
         Ok(bytes)
