@@ -59,10 +59,12 @@ fn start(scratch: &Path) -> Result<Cluster> {
 }
 
 async fn submit(client: &Client, name: &str, parameters: usize, clients: u32, rounds: u64) -> Result<()> {
+    // A dimension has a limit.
+    let shape = if parameters < LARGE { vec![parameters] } else { vec![parameters / 1024, 1024] };
     let spec = json!({
         "clusterRef": { "name": "bench" }, "kind": "Federated",
         "federated": {
-            "model": { "layers": [{ "name": "w", "shape": [parameters] }] },
+            "model": { "layers": [{ "name": "w", "shape": shape }] },
             "rounds": rounds, "deadline": "600s", "lease": "600s",
             "clients": { "population": clients, "perRound": clients, "minimum": clients },
         },
