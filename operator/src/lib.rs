@@ -35,7 +35,7 @@ pub use cluster::observe::observation::{
     ClaimView, MapView, Observation, PartitionView, PodView, SetView, StartFailure, StartFailureCause,
 };
 pub use cluster::plan::revision::Offer;
-pub use cluster::plan::{Action, Plan, plan};
+pub use cluster::plan::{Action, Plan, Prepared, plan};
 pub use cluster::status::invalid_spec_status;
 pub use cluster::validate::{InvalidSpec, ValidatedCluster, validate};
 pub use cluster::{autoscaling, build, plan::lifecycle};

@@ -1,4 +1,4 @@
-//! The running operator: all I/O with the API server and with workers. Decisions are made by [`crate::cluster::plan`] and other pure modules.
+//! The running operator: all I/O with the API server and with workers. Decisions are made by [`crate::plan()`] and other pure modules.
 //!
 //! ```text
 //! watches ─> reconcile: observe -> validate -> plan -> update the coordinator ─┬─> leader: apply -> status

@@ -52,7 +52,9 @@ impl World {
     }
 
     fn plan(&self) -> Plan {
-        plan(&self.cluster(), &self.observed, &self.offer, NOW)
+        let plan = plan(&self.cluster(), &self.observed, &self.offer, NOW);
+        assert_explained(&plan);
+        plan
     }
 
     fn spec(&mut self, field: &str, value: Value) {
@@ -559,7 +561,8 @@ fn assert_explained(plan: &Plan) {
             condition::SUSPENDED => true,
             _ => entry.status == Truth::True,
         };
-        assert!(is_good || !entry.message.is_empty(), "{entry:?}");
+        let is_explained = !entry.message.is_empty() && !entry.message.ends_with([' ', ';']);
+        assert!(is_good || is_explained, "{entry:?}");
     }
 }
 

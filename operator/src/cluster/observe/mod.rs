@@ -3,6 +3,7 @@
 pub(crate) mod nodes;
 pub(crate) mod object_views;
 pub(crate) mod observation;
+mod pod_view;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 
 use engram_api::Size;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::cluster::observe::observation::{
-    ClaimView, MapView, PartitionView, PodView, SetView, StartFailure, StartFailureCause, WorkerExit,
-};
-use crate::names::{CLUSTER_ID_LABEL, WORKER};
+use crate::cluster::observe::observation::{ClaimView, MapView, PartitionView, SetView};
+use crate::names::CLUSTER_ID_LABEL;
 
 /// Why an object cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +32,17 @@ fn invalid_object(object: &Value, field: &str, found: Option<&Value>, expected: 
     }
 }
 
+/// Parses an object of the Kubernetes API.
+///
+/// # Errors
+/// Names the object and what does not fit its type.
+pub(super) fn parse<T: DeserializeOwned>(object: &Value) -> Result<T, InvalidObject> {
+    T::deserialize(object).map_err(|error| InvalidObject {
+        found: error.to_string(),
+        ..invalid_object(object, "object", None, "an object of its kind")
+    })
+}
+
 impl SetView {
     /// Parses a StatefulSet. Its newest revision is empty until its controller has observed the newest template.
     ///
@@ -38,144 +50,19 @@ impl SetView {
     ///
     /// Fails if it has no number of replicas.
     pub fn read(object: &Value) -> Result<Self, InvalidObject> {
-        let is_current = object.pointer("/status/observedGeneration") == object.pointer("/metadata/generation");
-        let revision = object.pointer("/status/updateRevision").and_then(Value::as_str).filter(|_| is_current);
+        let StatefulSet { metadata, spec, status } = parse(object)?;
+        let status = status.unwrap_or_default();
+        let replicas = spec.and_then(|spec| spec.replicas).and_then(|replicas| u32::try_from(replicas).ok());
+        let replicas = replicas.ok_or_else(|| {
+            invalid_object(object, "/spec/replicas", object.pointer("/spec/replicas"), "a whole number")
+        })?;
+        let is_current = status.observed_generation == metadata.generation;
         Ok(Self {
-            replicas: natural(object, "/spec/replicas")?,
-            update_revision: revision.unwrap_or_default().to_owned(),
-            created: text(object, "/metadata/creationTimestamp"),
+            replicas,
+            update_revision: status.update_revision.filter(|_| is_current).unwrap_or_default(),
+            created: metadata.creation_timestamp.map(|time| time.0.to_string()),
         })
     }
-}
-
-impl PodView {
-    /// Parses a pod. `lost_nodes` has the milliseconds for which nodes have been not ready or missing.
-    ///
-    /// # Errors
-    ///
-    /// Fails if its name has no ordinal.
-    pub fn read(object: &Value, lost_nodes: &BTreeMap<String, u64>) -> Result<Self, InvalidObject> {
-        let node = text(object, "/spec/nodeName");
-        let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
-        let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
-        Ok(Self {
-            ordinal: ordinal(object)?,
-            uid: text(object, "/metadata/uid").unwrap_or_default(),
-            revision: text(object, "/metadata/labels/controller-revision-hash").unwrap_or_default(),
-            ready: conditions.is_some_and(|all| all.iter().any(is_ready)),
-            terminating: object.pointer("/metadata/deletionTimestamp").is_some(),
-            has_devices: has_devices(object),
-            worker_exits: ended(object),
-            start_failure: start_failure(object),
-            node_lost_for_ms: node.as_ref().and_then(|node| lost_nodes.get(node).copied()),
-            node,
-        })
-    }
-}
-
-/// Returns whether the worker container has resource claims or a limit of an extended resource (a name with a domain).
-fn has_devices(pod: &Value) -> bool {
-    let containers = pod.pointer("/spec/containers").and_then(Value::as_array).into_iter().flatten();
-    let mut workers = containers.filter(|container| container["name"] == WORKER);
-    workers.any(|container| {
-        let (limits, claims) = (&container["resources"]["limits"], &container["resources"]["claims"]);
-        let of_device = |limits: &serde_json::Map<String, Value>| limits.keys().any(|name| name.contains('/'));
-        limits.as_object().is_some_and(of_device) || claims.as_array().is_some_and(|claims| !claims.is_empty())
-    })
-}
-
-/// Returns the workers of terminated containers. A termination message without a worker, as of a container that the kubelet lost, proves
-/// nothing.
-fn ended(pod: &Value) -> Vec<WorkerExit> {
-    let statuses = pod.pointer("/status/containerStatuses").and_then(Value::as_array).into_iter().flatten();
-    let worker = statuses.filter(|container| container["name"] == WORKER);
-    let states = worker.flat_map(|container| [(container, "lastState"), (container, "state")]);
-    let of = |(container, state): (&Value, &str)| {
-        let terminated = &container[state]["terminated"];
-        let first = terminated["message"].as_str()?.lines().next()?;
-        let member = first.strip_prefix("worker ")?.parse().ok()?;
-        let field_of = |field: &str| terminated[field].as_str().unwrap_or("?").to_owned();
-        let (code, restarts) = (&terminated["exitCode"], &container["restartCount"]);
-        let exit = format!("{}, exit code {code}, {}, restart {restarts}", field_of("reason"), field_of("containerID"));
-        Some(WorkerExit { member, exit })
-    };
-    states.filter_map(of).collect()
-}
-
-/// Maximum length of a report of the kubelet or the scheduler in a message, in characters: several fit into one event.
-const MAX_REPORT_CHARS: usize = 300;
-
-/// Start of the line that the supervisor of a worker adds to the termination message.
-const WORKER_EXITED: &str = "the worker exited: ";
-
-/// Returns why a pod cannot start. A container that waits for a regular start is not a failure.
-fn start_failure(pod: &Value) -> Option<StartFailure> {
-    if pod.pointer("/status/phase").is_some_and(|phase| phase == "Failed") {
-        let reason = text(pod, "/status/reason").unwrap_or_else(|| "Failed".into());
-        let detail = report(&reason, &text(pod, "/status/message").unwrap_or_default());
-        return Some(StartFailure { cause: StartFailureCause::Rejected, detail, since: None });
-    }
-    let conditions = pod.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
-    let is_unschedulable = |condition: &&Value| condition["type"] == "PodScheduled" && condition["status"] == "False";
-    if let Some(condition) = conditions.clone().find(is_unschedulable) {
-        let field = |field: &str| condition[field].as_str().map(str::to_owned);
-        let detail =
-            report(&field("reason").unwrap_or_default(), &field("message").unwrap_or_else(|| "no node fits".into()));
-        let since = field("lastTransitionTime");
-        return Some(StartFailure { cause: StartFailureCause::Unschedulable, detail, since });
-    }
-    let of = |list: &str| pod.pointer(list).and_then(Value::as_array).into_iter().flatten();
-    let mut containers = of("/status/initContainerStatuses").chain(of("/status/containerStatuses"));
-    containers.find_map(container_failure)
-}
-
-/// Returns why a container cannot start.
-fn container_failure(container: &Value) -> Option<StartFailure> {
-    let waiting = &container["state"]["waiting"];
-    let reason = waiting["reason"].as_str()?;
-    let cause = match reason {
-        "ErrImagePull"
-        | "ImagePullBackOff"
-        | "InvalidImageName"
-        | "ErrImageNeverPull"
-        | "ImageInspectError"
-        | "RegistryUnavailable"
-        | "SignatureValidationFailed" => StartFailureCause::ImagePull,
-        "CreateContainerConfigError"
-        | "CreateContainerError"
-        | "PreCreateHookError"
-        | "PreStartHookError"
-        | "RunContainerError" => StartFailureCause::Configuration,
-        "CrashLoopBackOff" => StartFailureCause::CrashLoop,
-        _ => return None,
-    };
-    // The kubelet reports only its back-off; the termination says more.
-    let terminated = &container["lastState"]["terminated"];
-    let message = match cause {
-        StartFailureCause::CrashLoop if terminated.is_object() => {
-            let cause = terminated["message"].as_str().and_then(cause_of_exit);
-            let text = cause.or(terminated["reason"].as_str()).unwrap_or_default();
-            format!("exit code {}: {text}", terminated["exitCode"])
-        }
-        _ => waiting["message"].as_str().unwrap_or_default().to_owned(),
-    };
-    let field = |field: &str| container[field].as_str().unwrap_or("?");
-    let detail = format!("container {}, image {}: {}", field("name"), field("image"), report(reason, &message));
-    Some(StartFailure { cause, detail, since: None })
-}
-
-/// Returns the line of a termination message that has the cause: the last one but for the supervisor's, which repeats the exit code.
-fn cause_of_exit(message: &str) -> Option<&str> {
-    let lines = || message.trim().lines().filter(|line| !line.is_empty());
-    lines().rfind(|line| !line.starts_with("worker ") && !line.starts_with(WORKER_EXITED)).or(lines().next_back())
-}
-
-/// Joins a reason and a message, shortened, without control characters.
-fn report(reason: &str, message: &str) -> String {
-    let message: String = message.trim().chars().filter(|char| !char.is_control()).collect();
-    let shortened: String = message.chars().take(MAX_REPORT_CHARS).collect();
-    let end = if shortened.len() < message.len() { "..." } else { "" };
-    if shortened.is_empty() { reason.to_owned() } else { format!("{reason}: {shortened}{end}") }
 }
 
 impl ClaimView {
@@ -186,18 +73,18 @@ impl ClaimView {
     /// Fails if its name has no ordinal or its size is invalid.
     pub fn read(object: &Value) -> Result<Self, InvalidObject> {
         const SIZE: &str = "/spec/resources/requests/storage";
-        let size = text(object, SIZE).and_then(|size| size.parse::<Size>().ok());
+        let PersistentVolumeClaim { metadata, spec, status } = parse(object)?;
+        let (spec, status) = (spec.unwrap_or_default(), status.unwrap_or_default());
+        let requested = spec.resources.and_then(|resources| resources.requests?.remove("storage"));
+        let size = requested.and_then(|size| size.0.parse::<Size>().ok());
         let size = size.ok_or_else(|| invalid_object(object, SIZE, object.pointer(SIZE), "a size such as 50Gi"))?;
-        let labels = object.pointer("/metadata/labels");
-        let cluster_id = labels.and_then(|labels| labels.get(CLUSTER_ID_LABEL)).and_then(Value::as_str);
         Ok(Self {
             ordinal: ordinal(object)?,
-            uid: text(object, "/metadata/uid").unwrap_or_default(),
+            uid: metadata.uid.unwrap_or_default(),
             size_bytes: size.as_bytes(),
-            cluster_id: cluster_id.map(str::to_owned),
-            storage_class: text(object, "/spec/storageClassName"),
-            is_pending: object.pointer("/status/phase").is_some_and(|phase| phase == "Pending")
-                && object.pointer("/spec/volumeName").is_none(),
+            cluster_id: metadata.labels.and_then(|mut labels| labels.remove(CLUSTER_ID_LABEL)),
+            storage_class: spec.storage_class_name,
+            is_pending: status.phase.as_deref() == Some("Pending") && spec.volume_name.is_none(),
         })
     }
 }
@@ -268,7 +155,7 @@ fn partition(object: &Value, id: u32, stores: &BTreeMap<u32, Option<u32>>) -> Re
 }
 
 /// Returns the number after the last dash of an object's name.
-fn ordinal(object: &Value) -> Result<u32, InvalidObject> {
+pub(super) fn ordinal(object: &Value) -> Result<u32, InvalidObject> {
     const NAME: &str = "/metadata/name";
     let name = object.pointer(NAME);
     let number = name.and_then(Value::as_str).and_then(|name| name.rsplit_once('-')?.1.parse().ok());
@@ -290,7 +177,7 @@ mod tests {
 
     use serde_json::json;
 
-    use crate::cluster::observe::observation::{ClaimView, MapView, PodView, SetView, StartFailureCause};
+    use crate::cluster::observe::observation::{ClaimView, MapView, SetView};
 
     #[test]
     fn map_view_resolves_stores_to_workers() {
@@ -326,60 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_claims_and_sets_are_parsed() {
-        let pod = json!({
-            "kind": "Pod",
-            "metadata": {
-                "name": "words-worker-12", "uid": "u", "deletionTimestamp": "2026-11-21T09:00:00Z",
-                "labels": { "controller-revision-hash": "r" },
-            },
-            "spec": { "nodeName": "n2" },
-            "status": { "conditions": [{ "type": "Ready", "status": "True" }] },
-        });
-        let pod = PodView::read(&pod, &BTreeMap::from([("n2".into(), 9_000)])).expect("a pod");
-        assert_eq!((pod.ordinal, pod.ready, pod.terminating, pod.node_lost_for_ms), (12, true, true, Some(9_000)));
-        let dead = |message: &str| {
-            let terminated =
-                json!({ "exitCode": 137, "reason": "Error", "containerID": "containerd://c", "message": message });
-            let worker = json!({ "name": "worker", "restartCount": 2, "state": { "running": {} }, "lastState": { "terminated": terminated } });
-            let pod = json!({
-                "kind": "Pod", "metadata": { "name": "words-worker-3" },
-                "status": { "containerStatuses": [{ "name": "sidecar" }, worker] },
-            });
-            PodView::read(&pod, &BTreeMap::new()).expect("a pod").worker_exits
-        };
-        let member = "3/5b1c00009f3ac2d17be84450a1b2c3d4/7";
-        let ended = dead(&format!("worker {member}\nthe worker ended: signal 9\n"));
-        let exits: Vec<_> = ended.iter().map(|it| (it.member.to_string(), it.exit.as_str())).collect();
-        assert_eq!(exits, [(member.to_owned(), "Error, exit code 137, containerd://c, restart 2")]);
-        for nothing in ["", "the worker ended: signal 9", "worker 3/5b1c/x", "The container could not be located"] {
-            assert_eq!(dead(nothing), [], "{nothing:?} names no worker");
-        }
-        let stuck = |status: serde_json::Value| {
-            let pod = json!({ "kind": "Pod", "metadata": { "name": "words-worker-3" }, "status": status });
-            PodView::read(&pod, &BTreeMap::new()).expect("a pod").start_failure
-        };
-        let of_message = |waiting: serde_json::Value, message: &str| {
-            let worker = json!({ "name": "worker", "image": "a/b:9", "state": { "waiting": waiting },
-                "lastState": { "terminated": { "exitCode": 101, "message": message } } });
-            stuck(json!({ "containerStatuses": [worker] })).map(|it| (it.cause, it.detail))
-        };
-        let of = |waiting: serde_json::Value| {
-            of_message(waiting, "worker 3/5b/7\nno disk\nthe worker exited: exit code 101\n")
-        };
-        let pulled = of(json!({ "reason": "ErrImagePull", "message": "not found" })).expect("a failure");
-        assert_eq!(pulled.0, StartFailureCause::ImagePull);
-        assert_eq!(pulled.1, "container worker, image a/b:9: ErrImagePull: not found");
-        let looping = of(json!({ "reason": "CrashLoopBackOff", "message": "back-off 10s" })).expect("a failure");
-        assert_eq!(looping.1, "container worker, image a/b:9: CrashLoopBackOff: exit code 101: no disk");
-        let killed =
-            of_message(json!({ "reason": "CrashLoopBackOff" }), "worker 3/5b/7\nthe worker exited: signal 9\n");
-        assert!(killed.expect("a failure").1.ends_with("exit code 101: the worker exited: signal 9"));
-        assert_eq!(of(json!({ "reason": "ContainerCreating" })), None);
-        let late =
-            json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node" });
-        let late = stuck(json!({ "conditions": [late] })).expect("a failure");
-        assert_eq!((late.cause, late.detail.as_str()), (StartFailureCause::Unschedulable, "Unschedulable: no node"));
+    fn claims_and_sets_are_parsed() {
         let mut set = json!({
             "kind": "StatefulSet", "metadata": { "name": "words-worker", "generation": 2 }, "spec": { "replicas": 3 },
             "status": { "observedGeneration": 1, "updateRevision": "old" },
