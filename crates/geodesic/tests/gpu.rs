@@ -4,7 +4,9 @@
 #[path = "../../../kernels/tests/host/mod.rs"]
 mod host;
 
-use engram_geodesic::{Axes, Decoder, Generator, Noise, Settings, StepError, Trainer, advance_all};
+use engram_geodesic::{
+    Axes, Decoder, Generator, Metric, MetricNetwork, Noise, Settings, StepError, Trainer, advance_all,
+};
 use engram_kernels::gpu::{GeodesicKernels, NetworkBatch, NetworkGradient, PathAdjoint, PathBatch, PathFeatures};
 use engram_kernels::{Error, Gpu};
 use host::{Host, Variant, program};
@@ -36,7 +38,7 @@ fn models_trained_in_one_batch_on_a_gpu_agree_with_the_cpu_and_with_models_train
     // The starts draw their wavelengths independently, so some steps have two shapes.
     let trained = all((0..3).map(|start| trainer(start, settings())).collect(), &mut gpu);
     let alone = all(vec![trainer(1, settings())], &mut gpu).remove(0);
-    assert_eq!(alone.save(), trained[1].save(), "the other models of a batch change no bit");
+    assert!(alone.save() == trained[1].save(), "the other models of a batch change its bits");
     for (start, trained) in trained.iter().enumerate() {
         let mut expected = trainer(start as u64, settings());
         while !expected.finished() {
@@ -49,7 +51,7 @@ fn models_trained_in_one_batch_on_a_gpu_agree_with_the_cpu_and_with_models_train
         let (ours, theirs) = (trained.predict(20.0).unwrap(), expected.predict(20.0).unwrap());
         let error = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(error < 1e-9, "start {start}: {error:e}");
-        assert_ne!(trained.save(), trainer(start as u64, settings()).save(), "it made steps");
+        assert!(trained.save() != trainer(start as u64, settings()).save(), "start {start} made no steps");
     }
 }
 
@@ -88,10 +90,32 @@ fn step_on_a_gpu_that_fails_changes_no_trainer_and_flows_need_no_gpu() {
     let before = trainers[0].save();
     let failed = advance_all(&mut [&mut trainers[0]], &mut gpu);
     assert!(matches!(failed, Err(StepError::Device(Error::Failed { .. }))), "{failed:?}");
-    assert_eq!((trainers[0].save(), gpu.0), (before, 1));
+    assert!(trainers[0].save() == before && gpu.0 == 1);
     trainers[0].advance().unwrap();
     let flow = Settings { decoder: Decoder::Flow, steps: 1, ..settings() };
     let mut flows = vec![trainer(0, flow)];
     advance_all(&mut [&mut flows[0]], &mut gpu).unwrap();
     assert_eq!((flows[0].steps(), gpu.0), (1, 1));
+}
+
+/// Largest resident memory of this process so far, in bytes; `None` where the system does not report it.
+fn peak_memory() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.split_whitespace().next()?.parse::<usize>().ok().map(|kilobytes| kilobytes << 10)
+}
+
+#[test]
+fn peak_memory_of_an_evaluation_does_not_grow_with_activations() {
+    const POINTS: usize = 200_000;
+    let Some(before) = peak_memory() else {
+        println!("skipped: the system reports no peak memory");
+        return;
+    };
+    let points: Vec<(f64, f64)> = (0..POINTS).map(|i| (i as f64 / POINTS as f64, 0.5)).collect();
+    let values = MetricNetwork::xavier(1).values(&points);
+    assert!(values.iter().all(|g| *g > 0.1));
+    let grown = peak_memory().unwrap().saturating_sub(before);
+    // Points, inputs and outputs take 40 bytes a point, the 192 activations of each would take 1,536 more: 300 MB.
+    assert!(grown < 60 << 20, "{} MiB for {POINTS} points", grown >> 20);
 }
