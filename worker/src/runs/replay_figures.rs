@@ -248,10 +248,6 @@ impl Figures {
         if self.ensemble > 1 {
             metrics.insert("ensemble".to_owned(), self.ensemble as f64);
         }
-        if let Some(items) = &self.items {
-            metrics.extend([
-                ("priorities_changed".to_owned(), items.changed as f64),
-                ("priorities_stale".to_owned(), items.stale as f64),
         if let Some((spec, _, epsilon)) = &self.privacy {
             metrics.extend([
                 ("epsilon_spent".to_owned(), *epsilon),
@@ -259,6 +255,10 @@ impl Figures {
                 ("delta".to_owned(), spec.delta),
             ]);
         }
+        if let Some(items) = &self.items {
+            metrics.extend([
+                ("priorities_changed".to_owned(), items.changed as f64),
+                ("priorities_stale".to_owned(), items.stale as f64),
                 ("priorities_skipped".to_owned(), items.skipped as f64),
                 ("draw_seconds".to_owned(), items.draw_seconds),
             ]);

@@ -40,7 +40,6 @@ pub(crate) use service::TrainingEndpoint;
 use crate::shared::Shared;
 use engram_memory::RunId;
 use engram_proto::v1;
-use engram_train::Checkpoint;
 use engram_train::job::Job;
 use engram_train::{Checkpoint, NoiseSecret};
 use files::CheckpointFolder;

@@ -44,10 +44,10 @@ pub(super) enum ReduceError {
     /// A member sent a sum that is malformed.
     #[error("failed to add compressed sums")]
     Compressed(#[from] engram_collective::compress::Error),
-}
     /// A member sent a private sum that is malformed.
     #[error("failed to add private sums")]
     Private(#[from] engram_federated::error::InvalidInput),
+}
 
 /// Rows of a member in a step, and the time of their computation.
 #[derive(Debug, Clone, Copy, Default)]
@@ -186,11 +186,6 @@ impl GroupReduce<'_> {
         Ok(CompressedSum::add_all(&parts)?)
     }
 
-    /// Sends `own` to all ranks; returns the bytes of all ranks. Chunk by chunk, so that no rank is far ahead of another.
-    fn gather(&mut self, own: &[u8], lengths: &[usize]) -> Result<Vec<Vec<u8>>, ReduceError> {
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        if let Some(length) = lengths.iter().find(|length| **length > MAX_COMPRESSED_BYTES) {
-            return Err(engram_collective::compress::Error::Malformed(*length).into());
     /// Adds the sums of clipped gradients of all ranks, then the noise: every rank adds the same noise to the same sum.
     fn sum_private(&mut self, own: &PrivateGradient) -> Result<GradientSum, ReduceError> {
         let bytes = own.to_bytes();
@@ -203,6 +198,11 @@ impl GroupReduce<'_> {
         Ok(PrivateGradient::release(&parts.iter().collect::<Vec<_>>())?)
     }
 
+    /// Sends `own` to all ranks; returns the bytes of all ranks. Chunk by chunk, so that no rank is far ahead of another.
+    fn gather(&mut self, own: &[u8], lengths: &[usize]) -> Result<Vec<Vec<u8>>, ReduceError> {
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if let Some(length) = lengths.iter().find(|length| **length > MAX_COMPRESSED_BYTES) {
+            return Err(engram_collective::compress::Error::Malformed(*length).into());
         }
         let mut all: Vec<Vec<u8>> = lengths.iter().map(|length| Vec::with_capacity(*length)).collect();
         for (chunk, start) in (0..longest).step_by(CHUNK_BYTES).enumerate() {
@@ -291,12 +291,12 @@ impl Reduce for GroupReduce<'_> {
                 Ok(counted(values, &counts))
             }
             LocalGradient::Compressed(sum) => self.sum_compressed(sum),
+            LocalGradient::Private(sum) => self.sum_private(sum),
             LocalGradient::LowRank(sum) => {
                 let counts = self.counts(sum.samples, sum.loss, 0)?;
                 let bucket = |round| if round == Round::Left { GRADIENT } else { RIGHT_FACTORS };
                 let values = sum.reduce(|round, values| self.sum(bucket(round), values))?;
                 Ok(counted(values, &counts))
-            LocalGradient::Private(sum) => self.sum_private(sum),
             }
             LocalGradient::Subtrees { sums, .. } => {
                 let own: Vec<u8> = sums.iter().flat_map(|(_, sum)| encode_count(sum)).collect();

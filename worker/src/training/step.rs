@@ -120,11 +120,11 @@ impl Engine {
         let part = Part { generation: generation.number, rank: generation.rank, members: generation.members.len() };
         // Survivors of a failure reduce the sums that they kept. In the order of a tree no leaf may be missing, and after a join no row
         // may count twice.
-        let is_stale = self.kept.as_ref().is_none_or(|kept| match self.job.order {
         let is_private = self.job.spec.privacy.is_some();
-            SumOrder::PartitionInvariant => (kept.part.rank, kept.part.members) != (part.rank, part.members),
+        let is_stale = self.kept.as_ref().is_none_or(|kept| match self.job.order {
             // A step that is repeated uses the same samples, so that it is the same release.
             _ if is_private => kept.part != part,
+            SumOrder::PartitionInvariant => (kept.part.rank, kept.part.members) != (part.rank, part.members),
             SumOrder::Rank if kept.part.generation == part.generation => false,
             SumOrder::Rank => kept.part.members <= part.members,
         });
@@ -291,6 +291,7 @@ fn prepare<R: engram_train::Reduce>(
 where
     R::Error: std::error::Error + 'static,
 {
+    let positions: Vec<u32> = data.names.iter().map(|name| *name as u32).collect();
     let first = |at: usize| at % job.batches * job.batch + rows.start;
     let labeled: Result<Vec<_>, _> =
         data.batches.iter().enumerate().map(|(at, batch)| batch.labeled(first(at))).collect();
@@ -312,7 +313,6 @@ fn transport_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&
     let mut next = Some(error);
     while let Some(error) = next {
         if let Some(ReduceError::Transport(found)) = error.downcast_ref::<ReduceError>() {
-    let positions: Vec<u32> = data.names.iter().map(|name| *name as u32).collect();
             return Some(found);
         }
         next = error.source();
