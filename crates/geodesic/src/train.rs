@@ -77,6 +77,9 @@ pub struct Trainer {
     last: Loss,
 }
 
+/// Lattice, pairs and standardised differences [pair, wavelength].
+type Validation = (Lattice, Vec<(usize, usize)>, Vec<f64>);
+
 /// Inputs of a step.
 struct StepInput {
     lattice: Lattice,
@@ -200,7 +203,7 @@ impl Trainer {
     }
 
     /// Lattice, pairs and standardised differences of the inner validation split.
-    fn validation(&self) -> Result<(Lattice, Vec<(usize, usize)>, Vec<f64>), Error> {
+    fn validation(&self) -> Result<Validation, Error> {
         let subset: Vec<usize> = (0..self.data.nm().len()).step_by(self.settings.validation_stride).collect();
         let lattice = self.lattice(self.data.ppb(), &subset)?;
         let pairs = lattice.all_pairs();
