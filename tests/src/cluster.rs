@@ -1,6 +1,6 @@
 //! Local clusters, started by `engram up`.
 
-use crate::command::{CommandOutput, command, engram, engram_in_environment};
+use crate::command::{CommandOutput, command, engram, engram_in_environment, find_panic};
 use crate::{DEADLINE, wait_for};
 use engram_client::{Client, Network, Options};
 use engram_identity::{ExpectedPeer, Files, Keys, Role};
@@ -372,6 +372,7 @@ impl Cluster {
 
     /// Returns the configuration of this cluster, with the same folder.
     fn into_builder(mut self) -> ClusterBuilder {
+        self.assert_no_panics();
         let placeholder = TempDir::new().expect("failed to create a temporary folder");
         ClusterBuilder {
             home: std::mem::replace(&mut self.home, placeholder),
@@ -380,14 +381,29 @@ impl Cluster {
         }
     }
 
-    /// Returns the last lines of every log.
-    pub fn logs(&self) -> String {
+    /// Returns the logs of all processes.
+    fn log_paths(&self) -> Vec<PathBuf> {
         let mut paths = vec![self.home.path().join("up.log")];
         let entries = fs::read_dir(self.state_dir().join("logs")).into_iter().flatten().flatten();
         paths.extend(entries.map(|entry| entry.path()));
         paths.sort();
+        paths
+    }
+
+    /// Checks that no process has panicked, whatever the test checks.
+    fn assert_no_panics(&self) {
+        for path in self.log_paths() {
+            let log = fs::read(&path).unwrap_or_default();
+            if let Some(panic) = find_panic(&String::from_utf8_lossy(&log)) {
+                panic!("a process has panicked, {}:\n{panic}", path.display());
+            }
+        }
+    }
+
+    /// Returns the last lines of every log.
+    pub fn logs(&self) -> String {
         let mut text = String::new();
-        for path in paths {
+        for path in self.log_paths() {
             let log = fs::read(&path).unwrap_or_default();
             let log = String::from_utf8_lossy(&log);
             let lines: Vec<&str> = log.lines().collect();
@@ -407,6 +423,9 @@ impl Drop for Cluster {
             // The other processes exit with it.
             let _ = self.up.kill();
             let _ = self.up.wait();
+        }
+        if !std::thread::panicking() {
+            self.assert_no_panics();
         }
     }
 }

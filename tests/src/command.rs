@@ -65,11 +65,28 @@ pub(crate) fn engram_in_environment<S: AsRef<OsStr>>(
     let writer = std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
     let output = child.wait_with_output().expect("failed to wait for the binary");
     writer.join().expect("the writer thread panicked");
-    CommandOutput {
-        line,
-        code: output.status.code(),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(find_panic(&stderr).is_none(), "{line} has panicked:\n{stderr}");
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    CommandOutput { line, code: output.status.code(), stdout, stderr }
+}
+
+/// Returns the message of the first panic in the output of a process.
+pub(crate) fn find_panic(text: &str) -> Option<String> {
+    let panicked = |line: &str| line.starts_with("thread '") && line.contains("panicked at ");
+    let at = text.lines().position(panicked)?;
+    Some(text.lines().skip(at).take(3).collect::<Vec<_>>().join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::find_panic;
+
+    #[test]
+    fn panics_are_found_by_their_message() {
+        let log = "{\"message\":\"ready\"}\nthread 'tokio-rt-worker' (71) panicked at worker/src/a.rs:1:2:\nno value\nnote: x\n";
+        assert!(find_panic(log).is_some_and(|panic| panic.contains("a.rs:1:2") && panic.contains("no value")));
+        assert_eq!(find_panic("{\"message\":\"a user wrote that it panicked at noon\"}\n"), None);
     }
 }
 

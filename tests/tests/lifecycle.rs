@@ -1,6 +1,6 @@
 //! Lifecycle of a local cluster: rejected starts, stops, and process failures.
 
-use engram_tests::{Cluster, ClusterBuilder, DEADLINE, cluster_manifest, engram, is_running, wait_for};
+use engram_tests::{Cluster, ClusterBuilder, DEADLINE, binary, cluster_manifest, engram, is_running, wait_for};
 use std::net::TcpListener;
 use std::time::Duration;
 
@@ -230,4 +230,36 @@ fn unusable_state_directories_are_reported_by_path() {
     let foreign = engram(["up", manifest.as_str(), "--state-dir", home_path.as_str(), "--port-base", "0"], "");
     foreign.fails_with(5, &["ENG-0403", &home_path, "letter.txt"]);
     assert_eq!(std::fs::read_dir(home.path()).expect("the file exists").count(), 1);
+}
+
+#[test]
+fn clusters_in_the_background_keep_nothing_of_their_caller_and_obey_nohup() {
+    let up = ClusterBuilder::new(&cluster_manifest("behind", 1, "  partitions: 4\n"));
+    let (state, folder) = (up.state_dir(), up.state_dir().with_file_name("caller"));
+    std::fs::create_dir(&folder).expect("failed to create a folder");
+    // As `flock` and `nohup` do: a descriptor that is inherited, and a signal that is ignored.
+    let line = r#"trap '' HUP; exec 9> lock; exec "$0" up ../cluster.yaml -d --state-dir "$1" --port-base 0"#;
+    let mut shell = std::process::Command::new("sh");
+    let output = shell.args(["-c", line]).arg(binary()).arg(&state).current_dir(&folder).output().expect("sh runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let endpoints = std::fs::read(state.join("endpoints.json")).expect("the cluster runs");
+    let endpoints: serde_json::Value = serde_json::from_slice(&endpoints).expect("JSON");
+    let worker = &endpoints["workers"][0]["process"]["pid"];
+    for pid in [&endpoints["pid"], worker].map(|pid| pid.as_u64().expect("a process id")) {
+        let process = std::path::PathBuf::from(format!("/proc/{pid}"));
+        let held = std::fs::read_dir(process.join("fd")).expect("the process runs").flatten();
+        let held = held.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        assert_eq!(
+            held.filter(|file| file.starts_with(&folder)).count(),
+            0,
+            "process {pid} holds a file of its caller"
+        );
+        assert_eq!(std::fs::read_link(process.join("cwd")).expect("the process runs"), std::path::Path::new("/"));
+    }
+    let supervisor = i32::try_from(endpoints["pid"].as_u64().expect("a process id")).expect("it fits");
+    let hangup = nix::sys::signal::Signal::SIGHUP;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(supervisor), hangup).expect("the cluster runs");
+    let state = state.display().to_string();
+    engram(["insert", "red", "--state-dir", &state], "").exits_with(0);
+    engram(["down", "--state-dir", &state], "").exits_with(0);
 }

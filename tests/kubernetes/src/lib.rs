@@ -22,6 +22,7 @@ mod image;
 mod image_store;
 mod network;
 mod node;
+pub mod panics;
 mod process;
 pub mod programs;
 pub mod provisioner;

@@ -4,8 +4,8 @@
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
 use engram_kubernetes_tests::{
-    Api, Cluster, Content, Image, Options, Skip, fake_kubelet, holder, host, programs, provisioner, rights, suites,
-    tool, write_archive,
+    Api, Cluster, Content, Image, Options, Skip, fake_kubelet, holder, host, panics, programs, provisioner, rights,
+    suites, tool, write_archive,
 };
 use nix::sys::signal::{SigSet, Signal};
 use std::path::{Path, PathBuf};
@@ -173,7 +173,9 @@ fn test(names: &[String], keep: bool, only: Option<&str>) -> Result<ExitCode> {
             let cluster = Cluster::start(options)?;
             let failed = summary.failed;
             cluster.join_clients()?;
+            let watch = panics::PanicWatch::start(&cluster);
             suites::run(&cluster, names, only, &mut summary);
+            summary.record("no program has panicked", || watch.finish());
             summary.record("all requests to the API server are granted", || audit.read(&cluster));
             let keep = summary.failed > failed;
             cluster.stop(keep)?;
