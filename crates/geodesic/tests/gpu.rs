@@ -86,14 +86,14 @@ impl GeodesicKernels for Failing {
 #[test]
 fn step_on_a_gpu_that_fails_changes_no_trainer_and_flows_need_no_gpu() {
     let mut gpu = Failing(0);
-    let mut trainers = vec![trainer(0, settings())];
+    let mut trainers = [trainer(0, settings())];
     let before = trainers[0].save();
     let failed = advance_all(&mut [&mut trainers[0]], &mut gpu);
     assert!(matches!(failed, Err(StepError::Device(Error::Failed { .. }))), "{failed:?}");
     assert!(trainers[0].save() == before && gpu.0 == 1);
     trainers[0].advance().unwrap();
     let flow = Settings { decoder: Decoder::Flow, steps: 1, ..settings() };
-    let mut flows = vec![trainer(0, flow)];
+    let mut flows = [trainer(0, flow)];
     advance_all(&mut [&mut flows[0]], &mut gpu).unwrap();
     assert_eq!((flows[0].steps(), gpu.0), (1, 1));
 }
