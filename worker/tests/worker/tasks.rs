@@ -56,8 +56,11 @@ async fn a_worker_in_use_by_a_task_refuses_tasks_of_any_run_until_the_call_ends(
     until("the worker accepts another task", || async { run_task(&peers, 2, &tasks[0]).await.is_ok() }).await;
 }
 
+/// Content of the data file of a run.
+type Table = fn() -> String;
+
 /// A closure of a graph of 9 nodes, and a Fisher matrix of 3 classes: their results must not depend on GPUs.
-const ALGEBRA: [(&str, fn() -> String); 2] = [
+const ALGEBRA: [(&str, Table); 2] = [
     (
         r#"{"clusterRef":{"name":"test"},"kind":"Tropical","tropical":{"graph":{"file":{"path":"g.csv"},"power":5}}}"#,
         graph,
@@ -106,7 +109,7 @@ impl TaskContext for OnCpu {
 async fn result_of(peers: &Client, spec: &str, data: Option<&str>, task: &Task) -> Vec<u8> {
     let message = v1::RunTaskRequest {
         run: vec![7; 16].into(),
-        spec_json: spec.to_owned().into(),
+        spec_json: spec.to_owned(),
         name: task.name.clone(),
         input: task.input.clone().into(),
         data: data.map(|data| data.as_bytes().to_vec().into()),
