@@ -72,18 +72,18 @@ impl PanicReport {
                 if path.is_dir() {
                     folders.push(path);
                 } else if !is_audit && path.extension().is_some_and(|extension| extension == "log") {
-                    self.read_log(path);
+                    self.read_log(&path);
                 }
             }
         }
     }
 
     /// Reads the whole lines that were appended to a log.
-    fn read_log(&mut self, path: PathBuf) {
-        let position = self.positions.entry(path.clone()).or_default();
+    fn read_log(&mut self, path: &Path) {
+        let position = self.positions.entry(path.to_owned()).or_default();
         let mut text = Vec::new();
         // A log that the kubelet has just removed.
-        let Ok(mut file) = File::open(&path) else { return };
+        let Ok(mut file) = File::open(path) else { return };
         let appended = file.seek(SeekFrom::Start(*position)).and_then(|_| file.take(MOST_BYTES).read_to_end(&mut text));
         if appended.is_err() {
             return;
