@@ -15,7 +15,7 @@ use crate::cluster::coordinator_goal::{coordinator_goal, coordinator_goal_of_inv
 use crate::cluster::last_valid_spec::last_valid_spec;
 use crate::cluster::observe::{is_owned, observe};
 use crate::cluster::plan::plan;
-use crate::cluster::report::{follow, publish_status, report, report_rival};
+use crate::cluster::report::{publish_as_follower, publish_status, report, report_rival};
 use crate::cluster::status::invalid_spec_status;
 use crate::cluster::trust::{Trust, observe_trust};
 use crate::cluster::validate::{InvalidSpec, validate};
@@ -91,7 +91,7 @@ pub(crate) async fn reconcile_cluster(object: &DynamicObject, key: &Key, context
     );
     let steered = steering.instrument(debug_span!("update coordinator")).await;
     if !context.leadership.is_leader() {
-        follow(&pass);
+        publish_as_follower(&pass);
         steered?;
         return Ok(Action::requeue(plan.requeue));
     }

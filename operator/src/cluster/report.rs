@@ -46,7 +46,7 @@ pub(crate) async fn report(pass: &Pass<'_>, cluster: &ValidatedCluster, plan: Pl
 }
 
 /// Publishes what a replica that is not the leader knows: the status that the leader wrote.
-pub(crate) fn follow(pass: &Pass<'_>) {
+pub(crate) fn publish_as_follower(pass: &Pass<'_>) {
     let Pass { context, key, old, .. } = pass;
     context.metrics.set_cluster_status(key, old);
     context.clusters.with(key, |state| {

@@ -1,4 +1,4 @@
-//! What the operator tells about itself: metrics, events, spans, and the page of its HTTP server.
+//! Metrics, events and spans of the operator, and the page of its HTTP server.
 
 pub(crate) mod events;
 pub mod metrics;
