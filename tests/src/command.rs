@@ -78,18 +78,6 @@ pub(crate) fn find_panic(text: &str) -> Option<String> {
     Some(text.lines().skip(at).take(3).collect::<Vec<_>>().join("\n"))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::find_panic;
-
-    #[test]
-    fn panics_are_found_by_their_message() {
-        let log = "{\"message\":\"ready\"}\nthread 'tokio-rt-worker' (71) panicked at worker/src/a.rs:1:2:\nno value\nnote: x\n";
-        assert!(find_panic(log).is_some_and(|panic| panic.contains("a.rs:1:2") && panic.contains("no value")));
-        assert_eq!(find_panic("{\"message\":\"a user wrote that it panicked at noon\"}\n"), None);
-    }
-}
-
 /// Returns a command for the binary, isolated from the user's environment.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(binary());
@@ -141,5 +129,17 @@ impl CommandOutput {
     pub fn json_lines(&self) -> Vec<Value> {
         let line = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{}: {error}: {line}", self.line));
         self.stdout.lines().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::find_panic;
+
+    #[test]
+    fn panics_are_found_by_their_message() {
+        let log = "{\"message\":\"ready\"}\nthread 'tokio-rt-worker' (71) panicked at worker/src/a.rs:1:2:\nno value\nnote: x\n";
+        assert!(find_panic(log).is_some_and(|panic| panic.contains("a.rs:1:2") && panic.contains("no value")));
+        assert_eq!(find_panic("{\"message\":\"a user wrote that it panicked at noon\"}\n"), None);
     }
 }
