@@ -234,7 +234,8 @@ class Group:
         """Figures of this process since it joined.
 
         ``overlap`` is the part of the time in reductions that lies before the end of the backward pass. ``last_recovery_seconds`` and
-        ``max_recovery_seconds`` measure from the first failed message to the next finished step.
+        ``max_recovery_seconds`` measure from the first failed message to the next finished step. ``link_latency_seconds`` and
+        ``link_bytes_per_second`` are those of the slowest link between members, measured when the membership changes.
         """
         figures: dict[str, float] = self._started()[0].statistics()
         reduced = figures["reduce_seconds"]

@@ -304,6 +304,8 @@ impl Group {
             ("exposed_seconds", figures.exposed_seconds),
             ("last_recovery_seconds", figures.last_recovery_seconds),
             ("max_recovery_seconds", figures.max_recovery_seconds),
+            ("link_latency_seconds", figures.link_latency_seconds),
+            ("link_bytes_per_second", figures.link_bytes_per_second),
         ];
         for (name, value) in seconds {
             result.set_item(name, value)?;

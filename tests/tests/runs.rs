@@ -12,6 +12,8 @@ mod graph;
 mod job;
 #[path = "runs/replay.rs"]
 mod replay;
+#[path = "runs/settings.rs"]
+mod settings;
 #[path = "runs/tune.rs"]
 mod tune;
 

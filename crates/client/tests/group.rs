@@ -1,5 +1,5 @@
 //! Elastic groups in one process: members are groups of threads, connections are in memory, and members are killed at random points of their
-//! reductions.
+//! reductions. In another test connections are TCP, and a link is cut without a reset.
 //!
 //! `ENGRAM_GROUP_SEED=<seed> cargo test -p engram-client --test group` repeats a seed.
 #![allow(clippy::unwrap_used, reason = "the helpers are tests, too")]
@@ -11,10 +11,12 @@ use engram_collective::group::{
     MemberId, Notice, Position, Quorum, Record, Report, Service, ServiceAction, ServiceEvent, Settings, Timing,
 };
 use engram_collective::message::Tag;
-use engram_collective::transport::{Error, Memory, Transport, Wait, memory_group};
+use engram_collective::transport::{Error, Memory, Tcp, TcpOptions, Transport, Wait, memory_group};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -110,15 +112,83 @@ struct World {
     steps: Mutex<BTreeMap<u64, (u64, Vec<MemberId>)>>,
     inboxes: Mutex<HashMap<MemberId, Inbox>>,
     is_over: AtomicBool,
+    /// With connections over TCP.
+    wires: Option<Wires>,
+}
+
+/// Listeners of the processes, and one link that can be cut without a reset.
+struct Wires {
+    listeners: HashMap<MemberId, TcpListener>,
+    pair: [MemberId; 2],
+    /// Addresses of the proxies in front of the two.
+    proxies: HashMap<MemberId, SocketAddr>,
+    is_silent: Arc<AtomicBool>,
+}
+
+impl Wires {
+    fn new(members: u64, pair: [MemberId; 2]) -> Self {
+        let is_silent = Arc::<AtomicBool>::default();
+        let listeners: HashMap<_, _> =
+            (1..=members).map(|id| (MemberId(id), TcpListener::bind("127.0.0.1:0").unwrap())).collect();
+        let proxy = |id| (id, proxy(listeners[&id].local_addr().unwrap(), &is_silent));
+        let proxies = pair.map(proxy).into_iter().collect();
+        Self { listeners, pair, proxies, is_silent }
+    }
+
+    /// Where `from` connects to `to`.
+    fn address(&self, from: MemberId, to: MemberId) -> SocketAddr {
+        let is_through_proxy = from != to && self.pair.contains(&from) && self.pair.contains(&to);
+        if is_through_proxy { self.proxies[&to] } else { self.listeners[&to].local_addr().unwrap() }
+    }
+
+    fn connect(&self, own: MemberId, generation: &Generation, limit: Duration) -> Result<Tcp, Error> {
+        let addresses: Vec<SocketAddr> = generation.members.iter().map(|(to, _)| self.address(own, *to)).collect();
+        let options = TcpOptions { connect: limit, shared_memory: false, ..TcpOptions::default() };
+        Tcp::connect(generation.rank, generation.number, &addresses, &self.listeners[&own], None, options)
+    }
+}
+
+/// Forwards connections to an address; once it is silent, it accepts connections and bytes, but forwards nothing and closes nothing.
+fn proxy(to: SocketAddr, is_silent: &Arc<AtomicBool>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, is_silent) = (listener.local_addr().unwrap(), Arc::clone(is_silent));
+    std::thread::spawn(move || {
+        for accepted in listener.incoming() {
+            let (Ok(near), Ok(far)) = (accepted, TcpStream::connect(to)) else { continue };
+            for (from, into) in [(&near, &far), (&far, &near)] {
+                let (from, into) = (from.try_clone().unwrap(), into.try_clone().unwrap());
+                let is_silent = Arc::clone(&is_silent);
+                std::thread::spawn(move || forward(from, into, &is_silent));
+            }
+        }
+    });
+    address
+}
+
+fn forward(mut from: TcpStream, mut into: TcpStream, is_silent: &AtomicBool) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        if !is_silent.load(Ordering::Acquire) && into.write_all(&buffer[..read]).is_err() {
+            break;
+        }
+    }
+    if !is_silent.load(Ordering::Acquire) {
+        // The other end may be closed.
+        let _ = into.shutdown(Shutdown::Both);
+    }
 }
 
 struct Network {
+    id: MemberId,
     world: Arc<World>,
     fuse: Arc<Fuse>,
 }
 
 impl Connect for Network {
-    fn connect(&mut self, generation: &Generation, _limit: Duration) -> Result<Box<dyn Transport + Send>, Error> {
+    fn connect(&mut self, generation: &Generation, limit: Duration) -> Result<Box<dyn Transport + Send>, Error> {
+        if let Some(wires) = &self.world.wires {
+            return Ok(Box::new(wires.connect(self.id, generation, limit)?));
+        }
         let ranks = generation.members.len();
         let mut generations = self.world.generations.lock().unwrap();
         let places = || memory_group(ranks).into_iter().map(Some).collect::<Places>();
@@ -276,7 +346,7 @@ impl Process {
             id,
             position: Position::default(),
             timing: timing(),
-            connect: Box::new(Network { world: Arc::clone(&self.world), fuse: Arc::clone(&self.fuse) }),
+            connect: Box::new(Network { id, world: Arc::clone(&self.world), fuse: Arc::clone(&self.fuse) }),
             outgoing: Box::new(outgoing),
             fetch: fetch(&self.world),
             wait_limit: LIMIT,
@@ -293,7 +363,9 @@ impl Process {
         let states = self.world.states.lock().unwrap();
         let inboxes = self.world.inboxes.lock().unwrap();
         let is_done = |id: &MemberId| states.get(id).is_some_and(|it| it.position.step >= STEPS);
-        if inboxes.iter().all(|(id, (_, fuse))| fuse.is_killed() || is_done(id)) {
+        let missing = inboxes.iter().filter(|(id, (_, fuse))| !fuse.is_killed() && !is_done(id)).count();
+        // One end of a cut link is left out.
+        if missing <= usize::from(self.world.wires.is_some()) {
             self.world.is_over.store(true, Ordering::Release);
         }
     }
@@ -337,7 +409,7 @@ impl Process {
         let (result, mut buckets) = loop {
             match outcomes.recv_timeout(Duration::from_millis(20)) {
                 Ok(outcome) => break outcome,
-                Err(_) if self.fuse.is_killed() => return None,
+                Err(_) if self.fuse.is_killed() || self.world.is_over.load(Ordering::Acquire) => return None,
                 Err(_) => assert!(Instant::now() < end, "member {} hangs in step {step}: {group:?}", self.id.0),
             }
         };
@@ -371,7 +443,7 @@ fn run(seed: u64) {
         std::thread::spawn(move || process.train(reports))
     };
     // Two of the first members are killed, and two join later.
-    let mut fuse = |id: u64| if id < 2 { Fuse::new(random.random_range(20..600)) } else { Fuse::new(i64::MAX) };
+    let mut fuse = |id: u64| if id < 2 { Fuse::new(random.random_range(300..1_200)) } else { Fuse::new(i64::MAX) };
     let mut threads: Vec<_> = (0..members).map(|id| start(id, fuse(id))).collect();
     for id in members..members + 2 {
         std::thread::sleep(Duration::from_millis(150));
@@ -397,4 +469,40 @@ fn killed_members_cost_no_step_and_every_step_has_one_membership() {
     for seed in only.map_or(0..2, |seed| seed..seed + 1) {
         run(seed);
     }
+}
+
+/// Packets between two members vanish in both directions, without a reset; both reach everything else.
+#[test]
+fn silent_link_between_two_living_members_costs_no_step() {
+    const MEMBERS: u64 = 3;
+    let pair = [MemberId(1), MemberId(2)];
+    let world = Arc::new(World { wires: Some(Wires::new(MEMBERS, pair)), ..World::default() });
+    let (reports, received) = channel();
+    let host = std::thread::spawn({
+        let world = Arc::clone(&world);
+        move || host(&world, &received, 2, 1)
+    });
+    let start = |id: u64| {
+        let (world, reports) = (Arc::clone(&world), reports.clone());
+        let parameters = vec![0.0; BUCKETS.iter().sum()];
+        let process = Process { world, id: MemberId(id), fuse: Fuse::new(i64::MAX), parameters };
+        std::thread::spawn(move || process.train(reports))
+    };
+    let threads: Vec<_> = (1..=MEMBERS).map(start).collect();
+    let end = Instant::now() + LIMIT;
+    let is_begun = || world.steps.lock().unwrap().values().filter(|(_, members)| members.len() == 3).count() >= 3;
+    while !is_begun() {
+        assert!(Instant::now() < end, "three members never trained together");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    world.wires.as_ref().unwrap().is_silent.store(true, Ordering::Release);
+    let results: Vec<Option<Vec<f32>>> = threads.into_iter().map(|it| it.join().unwrap()).collect();
+    world.is_over.store(true, Ordering::Release);
+    host.join().unwrap();
+    let steps = world.steps.lock().unwrap();
+    assert_eq!(steps.keys().copied().collect::<Vec<_>>(), (1..=STEPS).collect::<Vec<_>>(), "steps were lost");
+    let last = &steps[&STEPS].1;
+    assert!(last.len() == 2 && pair.iter().any(|end| !last.contains(end)), "both ends of the cut link: {last:?}");
+    let of = |id: &MemberId| results[id.0 as usize - 1].as_ref().unwrap();
+    assert_eq!(of(&last[0]), of(&last[1]), "parameters differ");
 }

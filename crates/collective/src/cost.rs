@@ -43,6 +43,32 @@ impl Algorithm {
     pub const fn adds_in_rank_order(self) -> bool {
         matches!(self, Self::OneShot | Self::Direct | Self::GatherBroadcast)
     }
+
+    /// Returns the name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OneShot => "OneShot",
+            Self::RecursiveDoubling => "RecursiveDoubling",
+            Self::HalvingDoubling => "HalvingDoubling",
+            Self::Direct => "Direct",
+            Self::Ring => "Ring",
+            Self::GatherBroadcast => "GatherBroadcast",
+        }
+    }
+
+    /// Returns the algorithm with the lowest cost; with `rank_order`, of those that add in rank order.
+    pub(crate) fn cheapest(ranks: usize, rank_order: bool, cost: impl Fn(Self) -> f64) -> Self {
+        let allowed = |algorithm: &Self| {
+            algorithm.supports(ranks)
+                && (!rank_order || algorithm.adds_in_rank_order())
+                && *algorithm != Self::GatherBroadcast
+        };
+        // Direct is always allowed. On a tie the first of the list.
+        Self::ALL.into_iter().filter(allowed).fold(Self::Direct, |best, it| {
+            let (new, old) = (cost(it), cost(best));
+            if new < old || (new == old && it < best) { it } else { best }
+        })
+    }
 }
 
 /// Measured properties of the slowest link of a group.
@@ -73,7 +99,7 @@ impl Link {
             return 0.0;
         }
         let (n, size) = (ranks as f64, bytes as f64);
-        let rounds = n.log2().ceil();
+        let rounds = f64::from(ranks.next_power_of_two().trailing_zeros());
         let further = (n - 2.0) * overhead;
         let share = (n - 1.0) / n;
         match algorithm {
@@ -88,18 +114,7 @@ impl Link {
 
     /// Returns the cheapest algorithm that keeps the promise: with `rank_order`, only those that add in rank order.
     pub fn choose(&self, ranks: usize, bytes: usize, rank_order: bool) -> Algorithm {
-        let allowed = |algorithm: &Algorithm| {
-            algorithm.supports(ranks)
-                && (!rank_order || algorithm.adds_in_rank_order())
-                && *algorithm != Algorithm::GatherBroadcast
-        };
-        let candidates = Algorithm::ALL.into_iter().filter(allowed);
-        let cost = |algorithm: Algorithm| self.seconds(algorithm, ranks, bytes);
-        // Direct is always allowed. On a tie the first of the list.
-        candidates.fold(Algorithm::Direct, |best, it| {
-            let (new, old) = (cost(it), cost(best));
-            if new < old || (new == old && it < best) { it } else { best }
-        })
+        Algorithm::cheapest(ranks, rank_order, |algorithm| self.seconds(algorithm, ranks, bytes))
     }
 
     /// Returns the smallest bucket in bytes whose fixed cost is at most a tenth: `9 alpha_total / (2 (n - 1) / n beta)`.

@@ -2,7 +2,8 @@
 //! how a step is committed.
 //!
 //! Decisions are pure: [`cost`], [`schedule`], [`split`], [`bucket`], [`compress`], [`low_rank`], [`message`], [`tree`] compute; [`group`] has the state
-//! machines of membership. Only [`transport`] does I/O and reads a clock, behind a trait; [`executor`] runs a schedule over it. Invariants:
+//! machines of membership. Only [`transport`] does I/O, behind a trait; [`executor`] runs a schedule over it, [`measure`] takes the times of its
+//! messages. Invariants:
 //! - **Sums and counts, never means.** Gradients of any number of samples add up.
 //! - **Rank order by default.** The algorithms of the default mode add each element in the order of the ranks: the same bits for a fixed
 //!   membership, on every rank, whatever the buckets ([`cost::Algorithm::adds_in_rank_order`]).
@@ -17,6 +18,7 @@ pub mod cost;
 pub mod executor;
 pub mod group;
 pub mod low_rank;
+pub mod measure;
 pub mod message;
 pub mod schedule;
 pub mod split;

@@ -1,17 +1,19 @@
 //! Replay runs: workers train together, from generated data and from a replay buffer, survive the death of each, and predict.
 
 use super::runs;
+use super::settings::train_with_settings;
 use crate::has_ended;
 use engram_client::{Buffer, BufferSpec, Column, DType, Field, Items, RateLimit};
+use engram_proto::v1::{PredictRequest, PredictSample};
 use engram_tests::{Cluster, ClusterBuilder, DEADLINE, cluster_manifest, wait_for};
 use serde_json::Value;
 
-const STEPS: u64 = 1_500;
+pub(super) const STEPS: u64 = 1_500;
 /// Features of the items of the buffer, and their share of the loss of a model that predicts 0 that may be left.
 const FEATURES: u64 = 12;
 const SHARE: f64 = 0.25;
 
-fn manifest(name: &str) -> String {
+pub(super) fn manifest(name: &str) -> String {
     format!(
         "apiVersion: engram.dev/v1alpha1\nkind: LearnerRun\nmetadata: {{ name: {name} }}\nspec:\n  clusterRef: {{ name: train }}\n  \
          kind: Replay\n  replay:\n    source: {{ synthetic: {{ features: 60, samples: 1000, largest: 20 }} }}\n    model:\n      \
@@ -89,11 +91,12 @@ fn killed_workers_cost_a_training_no_step_and_no_bit() {
     train_privately(&cluster);
     train_an_ensemble(&cluster);
     train_from_tables(&cluster);
+    train_with_settings(&cluster);
     cluster.stop();
 }
 
 /// Runs a manifest to its end; returns the run.
-fn train(cluster: &Cluster, name: &str, text: String) -> Value {
+pub(super) fn train(cluster: &Cluster, name: &str, text: String) -> Value {
     let file = cluster.file(&format!("{name}.yaml"), text);
     cluster.engram(&["run", &file]).exits_with(0);
     named(cluster, name).expect("the run is known")
@@ -125,7 +128,8 @@ fn train_with_options(cluster: &Cluster) {
 /// All workers add the same noise, a run shows what it spent, and one that would exceed its budget does not start.
 fn train_privately(cluster: &Cluster) {
     let with = |name: &str, steps: u64| {
-        let text = manifest(name).replace(&format!("steps: {STEPS}\n    order: PartitionInvariant"), &format!("steps: {steps}"));
+        let text = manifest(name)
+            .replace(&format!("steps: {STEPS}\n    order: PartitionInvariant"), &format!("steps: {steps}"));
         text + "    privacy: { epsilon: 6, delta: 0.0001, clip: 1, noiseMultiplier: 2 }\n"
     };
     let private = train(cluster, "private", with("private", 40));
@@ -226,7 +230,7 @@ fn append(cluster: &Cluster, numbers: std::ops::Range<u64>) {
     });
 }
 
-fn named(cluster: &Cluster, name: &str) -> Option<Value> {
+pub(super) fn named(cluster: &Cluster, name: &str) -> Option<Value> {
     let ran = cluster.engram(&["list", "runs", "-o", "json"]);
     let found = (ran.code == Some(0)).then(|| ran.json()["items"].as_array().cloned()).flatten()?;
     found.into_iter().find(|run| run["name"] == name)
@@ -255,13 +259,17 @@ fn train_from_buffer(cluster: &mut Cluster) {
     let texts = ["mask (field reward) number[12] or integer[*]", "experience has, reward float32[]"];
     fails(cluster, ("misfit", 2), "experience, fields: { mask: reward, score: reward }", "0.1", &texts);
 
-    let file = cluster.file("linear.yaml", buffer_manifest("linear", source, "0.1"));
+    let file = cluster.file("linear.yaml", buffer_manifest("linear", source, "0.1") + "    serveEvery: 7\n");
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     wait_for_message(cluster, "linear", "buffer experience has 0 of 64");
     append(cluster, 0..512);
     let waiting = wait_for_message(cluster, "linear", "waiting for inserts");
     let half = waiting["epoch"].as_u64().expect("a number of steps");
     assert!(half < 60, "{waiting}");
+    let message =
+        PredictRequest { name: "linear".into(), samples: vec![PredictSample::default()], ..Default::default() };
+    let updates = cluster.client(async |client| client.predict(message).await.expect("a prediction").updates);
+    assert!(updates > 0 && updates.is_multiple_of(7), "weights of {updates} updates at step {half}");
     let member = (waiting["driver"].as_u64().expect("a running run has a driver") as usize + 1) % 3;
     let pid = cluster.worker(member).expect("the worker runs");
     cluster.kill(pid);

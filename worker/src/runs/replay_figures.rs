@@ -234,6 +234,10 @@ impl Figures {
         if self.recovery_seconds > 0.0 {
             metrics.insert("recovery_seconds".to_owned(), self.recovery_seconds);
         }
+        if self.last.link_latency_seconds > 0.0 {
+            metrics.insert("link_latency_seconds".to_owned(), self.last.link_latency_seconds);
+            metrics.insert("link_bytes_per_second".to_owned(), self.last.link_bytes_per_second);
+        }
         if self.spread_ratio > 0.0 {
             metrics.insert("spread_ratio".to_owned(), self.spread_ratio);
         }

@@ -2,11 +2,12 @@
 
 use super::reduce::Connections;
 use super::secure::PeerTls;
+use engram_collective::cost::Link;
 use engram_collective::group::MemberId;
-use engram_collective::transport::{Error, Secure, Tcp, TcpOptions};
+use engram_collective::measure::Network;
+use engram_collective::transport::{Error, Secure, Tcp, TcpOptions, resolve};
 use engram_identity::Keys;
-use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -51,7 +52,10 @@ impl Connector {
         let transport = if members.len() == 1 {
             None
         } else {
-            let addresses = members.iter().enumerate().map(|(rank, peer)| resolve(rank, &peer.address));
+            let addresses = members.iter().enumerate();
+            // Peers of higher ranks connect to this one.
+            let addresses =
+                addresses.map(|(peer, it)| resolve(peer, &it.address, (peer < *rank).then_some(self.limit)));
             let addresses: Vec<SocketAddr> = addresses.collect::<Result<_, _>>()?;
             let ordinals: Vec<u32> = members.iter().map(|peer| peer.ordinal).collect();
             let secure = self.keys.as_deref().map(|keys| PeerTls { keys, ordinals: &ordinals });
@@ -59,14 +63,8 @@ impl Connector {
             let options = TcpOptions { connect: self.limit, ..TcpOptions::default() };
             Some(Tcp::connect(*rank, *number, &addresses, &self.listener, secure, options)?)
         };
+        let network = Network::assumed(Link::LOOPBACK, members.len());
         let members = members.iter().map(|peer| peer.id).collect();
-        Ok(Connections { generation: *number, members, rank: *rank, transport })
+        Ok(Connections { generation: *number, members, rank: *rank, transport, network })
     }
-}
-
-/// Resolves the address of a rank.
-fn resolve(rank: usize, address: &str) -> Result<SocketAddr, Error> {
-    let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("{address} has no IP address"));
-    let closed = |source| Error::Closed { rank, source: Some(source) };
-    address.to_socket_addrs().map_err(closed)?.next().ok_or_else(|| closed(unknown()))
 }

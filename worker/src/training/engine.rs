@@ -8,6 +8,7 @@ use super::connections::Connector;
 use super::files::{CheckpointFolder, ModelFiles};
 use super::host::Key;
 use super::meter::{Meter, Totals, count_priorities};
+use super::network::slowest_link;
 use super::priorities::PriorityUpdates;
 use super::reduce::{Connections, ReduceError};
 use super::remote::RemoteCheckpoints;
@@ -241,6 +242,8 @@ impl Engine {
         self.meter.progress.pipeline_bubble = self.trained.first().bubble().unwrap_or_default();
         if let Some(open) = &self.connections {
             self.meter.note_members(open.generation, &open.members);
+            let progress = &mut self.meter.progress;
+            (progress.link_latency_seconds, progress.link_bytes_per_second) = slowest_link(open);
         }
         if self.meter.is_due() || step == self.job.steps {
             self.publish_progress();

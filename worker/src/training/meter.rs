@@ -61,6 +61,11 @@ impl Meter {
         }
     }
 
+    /// Bytes that new connections sent before the first reduction do not count.
+    pub(super) const fn begin_connections(&mut self, sent_bytes: u64) {
+        self.reduced_bytes = sent_bytes;
+    }
+
     /// Whether a message is due.
     pub(super) fn is_due(&self) -> bool {
         self.sent.elapsed() >= INTERVAL

@@ -2,7 +2,9 @@
 
 use crate::metrics::Registrar;
 use engram_proto::v1;
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use std::sync::atomic::AtomicU64;
 
@@ -16,6 +18,14 @@ pub(crate) struct TrainingMetrics {
     pub(crate) compute_seconds: Counter<f64, AtomicU64>,
     pub(crate) reduce_seconds: Counter<f64, AtomicU64>,
     pub(crate) group_changes: Counter,
+    link_latency_seconds: Gauge<f64, AtomicU64>,
+    link_bytes_per_second: Gauge<f64, AtomicU64>,
+    algorithms: Family<AlgorithmLabels, Counter>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AlgorithmLabels {
+    algorithm: &'static str,
 }
 
 impl TrainingMetrics {
@@ -36,6 +46,12 @@ impl TrainingMetrics {
         registrar.register("training_reduce_seconds", &[], help, training.reduce_seconds.clone());
         let help = "Changes of training groups of the runs that this worker drives";
         registrar.register("training_group_changes", &[], help, training.group_changes.clone());
+        let help = "Latency of the slowest link of the newest training group on this worker, measured when the group was formed";
+        registrar.register("training_link_latency_seconds", &[], help, training.link_latency_seconds.clone());
+        let help = "Bytes per second of the slowest link of the newest training group on this worker, measured when the group was formed";
+        registrar.register("training_link_bytes_per_second", &[], help, training.link_bytes_per_second.clone());
+        let help = "Training steps of the members on this worker, by the algorithm that reduced the gradients";
+        registrar.register("training_reduced_steps", &["algorithm"], help, training.algorithms.clone());
         training
     }
 
@@ -46,5 +62,25 @@ impl TrainingMetrics {
         self.sent_bytes.inc_by(progress.reduced_bytes);
         self.compute_seconds.inc_by(progress.compute_seconds);
         self.reduce_seconds.inc_by(progress.reduce_seconds);
+        if progress.link_latency_seconds > 0.0 {
+            self.link_latency_seconds.set(progress.link_latency_seconds);
+            self.link_bytes_per_second.set(progress.link_bytes_per_second);
+        }
+        if let Some(algorithm) = algorithm_name(progress.algorithm()) {
+            self.algorithms.get_or_create(&AlgorithmLabels { algorithm }).inc_by(progress.steps);
+        }
     }
+}
+
+const fn algorithm_name(algorithm: v1::ReduceAlgorithm) -> Option<&'static str> {
+    use engram_collective::cost::Algorithm;
+    Some(match algorithm {
+        v1::ReduceAlgorithm::Unspecified => return None,
+        v1::ReduceAlgorithm::OneShot => Algorithm::OneShot.name(),
+        v1::ReduceAlgorithm::RecursiveDoubling => Algorithm::RecursiveDoubling.name(),
+        v1::ReduceAlgorithm::HalvingDoubling => Algorithm::HalvingDoubling.name(),
+        v1::ReduceAlgorithm::Direct => Algorithm::Direct.name(),
+        v1::ReduceAlgorithm::Ring => Algorithm::Ring.name(),
+        v1::ReduceAlgorithm::GatherBroadcast => Algorithm::GatherBroadcast.name(),
+    })
 }

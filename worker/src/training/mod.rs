@@ -20,6 +20,7 @@ mod host;
 mod links;
 mod meter;
 mod metrics;
+mod network;
 mod predict;
 mod priorities;
 mod reduce;

@@ -1,8 +1,9 @@
 //! Reductions of a training step over the connections of one generation.
 
-use engram_collective::cost::{Algorithm, Link};
+use engram_collective::cost::Algorithm;
 use engram_collective::executor::{Executor, Plan, Reduction};
 use engram_collective::group::{Cause, MemberId, Suspicion};
+use engram_collective::measure::Network;
 use engram_collective::message::Tag;
 use engram_collective::transport::{Error, Tcp, Transport, Wait};
 use engram_neural::tree::{Node, TreeError, combine, subtrees};
@@ -71,6 +72,8 @@ pub(super) struct Connections {
     pub(super) rank: usize,
     /// `None` for a group of one.
     pub(super) transport: Option<Tcp>,
+    /// The links between them, the same on all members.
+    pub(super) network: Network,
 }
 
 /// One step's reductions.
@@ -93,6 +96,8 @@ pub(super) struct GroupReduce<'a> {
     pub(super) waited: Duration,
     pub(super) cancel: &'a AtomicBool,
     pub(super) limit: Duration,
+    /// Algorithm of the last sum of gradients.
+    pub(super) algorithm: Option<Algorithm>,
     /// Receives suspicions of peers that make no progress.
     pub(super) suspect: &'a mut dyn FnMut(Suspicion),
 }
@@ -114,7 +119,7 @@ impl GroupReduce<'_> {
         own: &[u8],
         length: impl Fn(usize) -> usize,
     ) -> Result<Vec<Vec<u8>>, ReduceError> {
-        let Connections { generation, members, rank, transport } = &mut *self.connections;
+        let Connections { generation, members, rank, transport, .. } = &mut *self.connections;
         let Some(transport) = transport else { return Ok(vec![own.to_vec()]) };
         let suspect = &mut self.suspect;
         let mut keep_waiting = |peer: usize| {
@@ -217,15 +222,15 @@ impl GroupReduce<'_> {
     /// Adds vectors of all ranks element by element.
     fn sum(&mut self, bucket: u32, input: &[f32]) -> Result<Vec<f32>, ReduceError> {
         let mut output = vec![0.0; input.len()];
-        let Connections { generation, members, rank, transport } = &mut *self.connections;
+        let Connections { generation, members, rank, transport, network } = &mut *self.connections;
         let Some(transport) = transport else { return Ok(input.to_vec()) };
-        let ranks = members.len();
         let algorithm = if self.job.parameter_server {
             Algorithm::GatherBroadcast
         } else {
-            Link::LOOPBACK.choose(ranks, size_of_val(input), true)
+            network.choose(size_of_val(input), true)
         };
-        let plan = Plan::new(algorithm, *rank, input.len(), &vec![1.0; ranks]);
+        self.algorithm = Some(algorithm);
+        let plan = Plan::new(algorithm, *rank, input.len(), &network.weights(algorithm));
         let suspect = &mut self.suspect;
         let mut keep_waiting = |peer: usize| {
             suspect(Suspicion { peer: members[peer], cause: Cause::Stalled });
@@ -239,7 +244,7 @@ impl GroupReduce<'_> {
 
     /// Adds subtree sums of all ranks along the tree of leaves.
     fn sum_invariant(&mut self, sums: &[Vec<f32>]) -> Result<Vec<f32>, ReduceError> {
-        let Connections { generation, members, rank, transport } = &mut *self.connections;
+        let Connections { generation, members, rank, transport, .. } = &mut *self.connections;
         let ranks = members.len();
         let Some(transport) = transport else {
             let nodes = subtrees(Job::leaves(*rank, ranks)).into_iter().zip(sums.iter().cloned()).collect();

@@ -2,6 +2,7 @@
 
 use super::connections::Generation;
 use super::engine::{Engine, Kept, Part, chain};
+use super::network::wire_algorithm;
 use super::reduce::{GroupReduce, OwnWork, ReduceError};
 use super::source::{SourceError, StepData};
 use super::work::EngineEvent;
@@ -162,11 +163,17 @@ impl Engine {
         self.connections = None;
         self.planned = None;
         match self.connector.connect(generation) {
-            Ok(connections) => {
+            Ok(mut connections) => {
+                if let Err(error) = self.measure_links(&mut connections, generation) {
+                    self.reduction_failed(generation, &ReduceError::Transport(error));
+                    return false;
+                }
+                let sent_bytes = connections.transport.as_ref().map_or(0, |it| it.counters().sent);
                 let (members, job) = (connections.members.len(), &self.job);
                 let balance = job.balance.filter(|_| connections.rank == 0 && members > 1);
                 self.planner = balance.map(|balance| Planner::new(balance, job.batch, members));
                 self.connections = Some(connections);
+                self.meter.begin_connections(sent_bytes);
                 // The time until the group was formed is no training.
                 self.meter.since = Instant::now();
                 true
@@ -205,6 +212,7 @@ impl Engine {
             planned: None,
             moments: 0,
             waited: Duration::ZERO,
+            algorithm: None,
             cancel: &generation.cancel,
             limit: self.connector.limit,
             suspect: &mut suspect,
@@ -219,7 +227,9 @@ impl Engine {
         let kept = self.kept.as_ref().expect("the sums were computed above or before");
         reduce.own = OwnWork { rows: kept.data.names.len() as u64, nanoseconds: kept.nanoseconds };
         let sum = engram_train::Reduce::gradient(&mut reduce, kept.local.gradient()).map_err(TrainError::Reduce)?;
+        let algorithm = reduce.algorithm;
         self.planned = reduce.planned;
+        self.meter.progress.set_algorithm(wire_algorithm(algorithm));
         Ok(sum)
     }
 
@@ -262,6 +272,7 @@ impl Engine {
             planned: None,
             moments: 0,
             waited: Duration::ZERO,
+            algorithm: None,
             cancel,
             limit: self.connector.limit,
             suspect: &mut suspect,

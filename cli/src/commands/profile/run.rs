@@ -49,8 +49,18 @@ struct TrainingReport {
     parts: Vec<Part>,
     #[serde(skip_serializing_if = "Option::is_none")]
     efficiency: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slowest_link: Option<SlowestLink>,
     bottleneck: &'static str,
     bottleneck_share: f64,
+}
+
+/// The slowest link between members, as measured when the group was formed.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SlowestLink {
+    latency_seconds: f64,
+    bytes_per_second: f64,
 }
 
 /// A part of a training step.
@@ -247,7 +257,10 @@ fn training(status: &RunStatus) -> anyhow::Result<TrainingReport> {
     let named = longest.filter(|part| part.share >= WORTH_NAMING).unwrap_or(&parts[0]);
     let (bottleneck, bottleneck_share) = (named.part, named.share);
     let (run, efficiency) = (status.name.clone(), figure("efficiency"));
-    Ok(TrainingReport { run, step_seconds, parts, efficiency, bottleneck, bottleneck_share })
+    let link = figure("link_latency_seconds").zip(figure("link_bytes_per_second"));
+    let slowest_link =
+        link.map(|(latency_seconds, bytes_per_second)| SlowestLink { latency_seconds, bytes_per_second });
+    Ok(TrainingReport { run, step_seconds, parts, efficiency, slowest_link, bottleneck, bottleneck_share })
 }
 
 fn print_training(report: &TrainingReport, context: &Context) -> anyhow::Result<ExitCode> {
@@ -263,8 +276,11 @@ fn print_training(report: &TrainingReport, context: &Context) -> anyhow::Result<
     let efficiency = report.efficiency.map_or_else(String::new, |it| {
         format!("efficiency: {} of the sum of the members' own throughput\n", percent(it))
     });
+    let link = report.slowest_link.as_ref().map_or_else(String::new, |it| {
+        format!("slowest link: {:.0} us, {:.2} GB/s\n", it.latency_seconds * 1e6, it.bytes_per_second / 1e9)
+    });
     let (name, share) = (report.bottleneck, percent(report.bottleneck_share));
-    context.output.text(&format!("\n{efficiency}bottleneck: {name}, {share} of the time\n"))?;
+    context.output.text(&format!("\n{efficiency}{link}bottleneck: {name}, {share} of the time\n"))?;
     Ok(ExitCode::Ok)
 }
 
@@ -316,7 +332,13 @@ mod tests {
     #[test]
     fn training_names_reduction_only_if_it_takes_long() {
         let with = |reduce: f64| {
-            let figures = [("step_seconds", 0.1), ("reduce_seconds", reduce), ("efficiency", 0.9)];
+            let figures = [
+                ("step_seconds", 0.1),
+                ("reduce_seconds", reduce),
+                ("efficiency", 0.9),
+                ("link_latency_seconds", 2e-5),
+                ("link_bytes_per_second", 3e9),
+            ];
             let metrics = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
             training(&RunStatus { name: "r".into(), metrics, ..RunStatus::default() }).unwrap()
         };
@@ -325,6 +347,8 @@ mod tests {
             ("reduction of gradients", "computing and the rest")
         );
         assert!((with(0.03).bottleneck_share - 0.3).abs() < 1e-9 && with(0.03).efficiency == Some(0.9));
+        let link = SlowestLink { latency_seconds: 2e-5, bytes_per_second: 3e9 };
+        assert_eq!(with(0.03).slowest_link, Some(link));
         assert!(training(&RunStatus::default()).unwrap_err().to_string().contains("no figures of its steps"));
     }
 }

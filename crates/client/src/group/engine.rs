@@ -4,6 +4,7 @@ use super::{Bucket, Completion, GroupError, PeerAddress, Shared, Signal};
 use engram_collective::cost::Link;
 use engram_collective::executor::{Executor, Plan, Reduction};
 use engram_collective::group::{Cause, MemberId, Position, Suspicion};
+use engram_collective::measure::Network;
 use engram_collective::message::Tag;
 use engram_collective::transport::{Error, Transport, Wait};
 use std::collections::HashMap;
@@ -126,15 +127,18 @@ struct Prepared {
 
 pub(crate) struct Engine {
     position: Position,
-    limit: Duration,
+    pub(super) limit: Duration,
     wait_limit: Duration,
-    connect: Box<dyn Connect>,
-    signals: Sender<Signal>,
-    shared: Arc<Shared>,
+    pub(super) connect: Box<dyn Connect>,
+    pub(super) signals: Sender<Signal>,
+    pub(super) shared: Arc<Shared>,
     executor: Executor,
-    plans: HashMap<(usize, usize), Plan>,
-    generation: Option<Generation>,
-    transport: Option<Box<dyn Transport + Send>>,
+    /// Of the generation, by elements.
+    pub(super) plans: HashMap<usize, Plan>,
+    pub(super) generation: Option<Generation>,
+    pub(super) transport: Option<Box<dyn Transport + Send>>,
+    /// Links of the generation, the same on all members.
+    pub(super) network: Network,
     /// The connections of this generation failed.
     is_broken: bool,
     buckets: Vec<Box<dyn Bucket>>,
@@ -169,6 +173,7 @@ impl Engine {
             plans: HashMap::new(),
             generation: None,
             transport: None,
+            network: Network::assumed(Link::LOOPBACK, 1),
             is_broken: false,
             buckets: Vec::new(),
             finish: None,
@@ -314,15 +319,6 @@ impl Engine {
         }
     }
 
-    /// Connects to the members of the generation, unless it is done.
-    fn establish(&mut self) -> Result<(), Error> {
-        let Some(generation) = self.generation.as_ref().filter(|it| it.members.len() > 1) else { return Ok(()) };
-        if self.transport.is_none() {
-            self.transport = Some(self.connect.connect(generation, self.limit)?);
-        }
-        Ok(())
-    }
-
     fn failed(&mut self, error: &Error) {
         (self.transport, self.is_broken) = (None, true);
         let Some(generation) = self.generation.as_ref().filter(|_| !matches!(error, Error::Cancelled)) else { return };
@@ -340,10 +336,10 @@ impl Engine {
         let key = bucket.key().min(FLAGS - 1);
         let (sums, reduced) = bucket.parts();
         if let Some(transport) = &mut self.transport {
-            let ranks = generation.members.len();
-            let plan = self.plans.entry((generation.rank << 16 | ranks, sums.len())).or_insert_with(|| {
-                let algorithm = Link::LOOPBACK.choose(ranks, size_of_val(sums), true);
-                Plan::new(algorithm, generation.rank, sums.len(), &vec![1.0; ranks])
+            let network = &self.network;
+            let plan = self.plans.entry(sums.len()).or_insert_with(|| {
+                let algorithm = network.choose(size_of_val(sums), true);
+                Plan::new(algorithm, generation.rank, sums.len(), &network.weights(algorithm))
             });
             let mut keep_waiting = suspect(&self.signals, generation);
             let mut wait = Wait::new(self.limit, &generation.cancel, &mut keep_waiting);
@@ -467,7 +463,7 @@ impl Engine {
 }
 
 /// Reports members that make no progress; the reduction waits until it is cancelled.
-fn suspect(signals: &Sender<Signal>, generation: &Generation) -> impl FnMut(usize) -> bool {
+pub(super) fn suspect(signals: &Sender<Signal>, generation: &Generation) -> impl FnMut(usize) -> bool {
     let signals = signals.clone();
     let (number, members): (u64, Vec<MemberId>) =
         (generation.number, generation.members.iter().map(|(id, _)| *id).collect());

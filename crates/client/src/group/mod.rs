@@ -19,6 +19,7 @@
 
 mod engine;
 mod join;
+mod links;
 mod member;
 mod secure;
 mod state;
@@ -37,6 +38,7 @@ pub use wire::{
 };
 
 use engine::{Engine, Work};
+use engram_collective::cost::Link;
 use engram_collective::group::{MemberId, Position, Timing};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
@@ -149,6 +151,16 @@ pub(crate) struct Counters {
     recovery_ns: AtomicU64,
     max_recovery_ns: AtomicU64,
     pub(crate) sent_bytes: AtomicU64,
+    /// Slowest link of the newest generation.
+    link_latency_ns: AtomicU64,
+    link_bytes_per_second: AtomicU64,
+}
+
+impl Counters {
+    fn set_link(&self, link: &Link) {
+        self.link_latency_ns.store((link.alpha * 1e9) as u64, Ordering::Relaxed);
+        self.link_bytes_per_second.store((1.0 / link.beta) as u64, Ordering::Relaxed);
+    }
 }
 
 /// Figures of a member since its start.
@@ -176,6 +188,10 @@ pub struct GroupStatistics {
     pub max_recovery_seconds: f64,
     /// Bytes of messages sent to other members.
     pub sent_bytes: u64,
+    /// Latency of the slowest link between members, measured when the newest generation was formed; 0 before.
+    pub link_latency_seconds: f64,
+    /// Bytes per second of the slowest link, see [`Self::link_latency_seconds`].
+    pub link_bytes_per_second: f64,
 }
 
 #[derive(Debug, Default)]
@@ -393,6 +409,8 @@ impl Group {
             last_recovery_seconds: seconds(&counters.recovery_ns),
             max_recovery_seconds: seconds(&counters.max_recovery_ns),
             sent_bytes: count(&counters.sent_bytes),
+            link_latency_seconds: seconds(&counters.link_latency_ns),
+            link_bytes_per_second: count(&counters.link_bytes_per_second) as f64,
         }
     }
 

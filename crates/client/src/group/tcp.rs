@@ -3,9 +3,8 @@
 use super::engine::{Connect, Generation};
 use super::{Security, Shared};
 use engram_collective::message::{HEADER_BYTES, Tag};
-use engram_collective::transport::{Error, Secure, Tcp, TcpOptions, Transport, Wait};
-use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use engram_collective::transport::{Error, Secure, Tcp, TcpOptions, Transport, Wait, resolve};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -19,7 +18,10 @@ pub(super) struct TcpConnect {
 
 impl Connect for TcpConnect {
     fn connect(&mut self, generation: &Generation, limit: Duration) -> Result<Box<dyn Transport + Send>, Error> {
-        let addresses = generation.members.iter().enumerate().map(|(rank, (_, it))| resolve(rank, &it.reduce));
+        // Peers of higher ranks connect to this one.
+        let limit_of = |peer: usize| (peer < generation.rank).then_some(limit);
+        let addresses = generation.members.iter().enumerate();
+        let addresses = addresses.map(|(peer, (_, it))| resolve(peer, &it.reduce, limit_of(peer)));
         let addresses: Vec<SocketAddr> = addresses.collect::<Result<_, _>>()?;
         let options = TcpOptions { connect: limit, ..TcpOptions::default() };
         let closed = |source| Error::Closed { rank: generation.rank, source: Some(source) };
@@ -28,12 +30,6 @@ impl Connect for TcpConnect {
         let tcp = Tcp::connect(generation.rank, generation.number, &addresses, &self.listener, secure, options)?;
         Ok(Box::new(Counted { tcp, shared: Arc::clone(&self.shared) }))
     }
-}
-
-fn resolve(rank: usize, address: &str) -> Result<SocketAddr, Error> {
-    let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("{address} has no IP address"));
-    let closed = |source| Error::Closed { rank, source: Some(source) };
-    address.to_socket_addrs().map_err(closed)?.next().ok_or_else(|| closed(unknown()))
 }
 
 /// Counts the bytes of messages.

@@ -422,6 +422,11 @@ impl Service {
                 let settled = now_ms.saturating_sub(self.joined_ms) >= timing.probe_ms();
                 let joining = settled && self.joiners().next().is_some();
                 let enough = !self.record.members.is_empty() || self.joiners().count() >= self.settings.min_members;
+                if joining && !enough {
+                    // The first generation has to wait for more processes.
+                    let (present, required) = (self.joiners().count(), self.settings.min_members);
+                    self.set_pause(Some(PauseReason::Members { present, required }), actions);
+                }
                 if !self.removed.is_empty() || self.reform || (joining && enough) {
                     self.reform = false;
                     let change =

@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 use crate::message::{self, Tag};
 
+mod address;
 mod memory;
 mod secure;
 mod shared;
 mod socket;
 mod tcp;
 
+pub use address::resolve;
 pub use memory::{Memory, memory_group};
 pub use secure::{Secure, Secured};
 pub use tcp::{Counters, Tcp, TcpOptions};
