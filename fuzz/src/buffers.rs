@@ -87,7 +87,7 @@ fn append(bytes: &[u8]) {
         assert_eq!(payload.len(), columns.bytes(row));
         let ranges = schema.ranges(&payload).expect("an encoded item matches the schema");
         for (index, range) in ranges.iter().enumerate() {
-            let (rows, data) = columns.pick(index, &[row]);
+            let (rows, data) = (columns.rows(index, &[row]), columns.elements(index, &[row]));
             assert_eq!((&payload[range.bytes.clone()], range.rows), (&data[..], rows.first().copied()));
         }
     }
