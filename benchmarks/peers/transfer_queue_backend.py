@@ -1,8 +1,8 @@
 """Engram as the storage backend of TransferQueue, against its in-memory store, in the same run.
 
 One process puts and gets batches through TransferQueue's public API; each backend and case runs in a process of its own, in turn. Needs the
-wheel of Engram next to TransferQueue; ``ENGRAM_BIN`` is the engram program, if it is not in the wheel.
-Usage: transfer_queue_backend.py [--rounds N] [--case NAME] [--scratch FOLDER]"""
+wheel of Engram next to TransferQueue; ``ENGRAM_BIN`` is the engram program, if it is not in the wheel. ``cargo xtask bench transfer-queue`` runs it.
+Usage: transfer_queue_backend.py [--rounds N] [--case NAME] [--scratch FOLDER] [--json]"""
 
 import argparse
 import json
@@ -22,6 +22,8 @@ CASES = {
     "128KiB": (256, 131_072, 6, "Sync"),
 }
 BACKENDS = ["SimpleStorage", "Engram"]
+# Least ratio to the in-memory store, and, of the case that waits for the disk, to the bandwidth of the disk by the number of replicas.
+FLOORS = {("4KiB", "put"): ("SimpleStorage", 0.3), ("4KiB", "get"): ("SimpleStorage", 0.7), ("128KiB", "put"): ("disk / replicas", 0.5)}
 # Bytes of the measurement of the disk, and of each of its writes.
 DISK_BYTES, DISK_PIECE = 512 << 20, 4 << 20
 
@@ -104,10 +106,8 @@ def measure(backend, case, folder):
     return json.loads(lines[0].removeprefix("RESULT "))
 
 
-def report(case, rounds, folder):
-    """Measures a case in rounds, and prints a table."""
-    samples, size, _, durability = CASES[case]
-    batch = samples * FIELDS * size
+def compare(case, rounds, folder):
+    """Measures a case in rounds; returns seconds of each round by backend and call, and bytes per second of the disk."""
     results = {backend: [] for backend in BACKENDS}
     bandwidths = []
     for number in range(rounds):
@@ -115,6 +115,42 @@ def report(case, rounds, folder):
         for backend in BACKENDS:
             results[backend].append(measure(backend, case, folder))
             print(f"round {number + 1}: {case} {backend}: {results[backend][-1]}", file=sys.stderr, flush=True)
+    return results, statistics.median(bandwidths)
+
+
+def rows(case, results, disk):
+    """Returns rows of ``cargo xtask bench``: milliseconds, those of the in-memory store, and the time in which the disk writes every replica."""
+    samples, size, repetitions, durability = CASES[case]
+
+    def figure(seconds):
+        return {"best": min(seconds) * 1e3, "median": statistics.median(seconds) * 1e3, "repeats": repetitions * len(seconds)}
+
+    found = []
+    for name in ("put", "get", "clear"):
+        simple, ours = ([row[name] for row in results[backend]] for backend in BACKENDS)
+        peers = [{"name": "SimpleStorage", "figure": figure(simple)}]
+        if name == "put" and durability == "Sync":
+            peers.append({"name": "disk / replicas", "figure": figure([samples * FIELDS * size * REPLICAS / disk])})
+        floor = FLOORS.get((case, name))
+        found.append(
+            {
+                "title": f"{name} of {FIELDS} fields of {size >> 10} KiB, {durability}, {REPLICAS} replicas",
+                "memories": samples,
+                "unit": "ms",
+                "better": "lower",
+                "ours": figure(ours),
+                "peers": peers,
+                "budgets": [{"ratio": {"peer": floor[0], "at_least": floor[1]}}] if floor else [],
+            }
+        )
+    return found
+
+
+def report(case, results, disk):
+    """Prints a table."""
+    samples, size, _, durability = CASES[case]
+    batch, rounds = samples * FIELDS * size, len(results[BACKENDS[0]])
+
     def median(backend, name):
         return statistics.median(row[name] for row in results[backend])
 
@@ -125,7 +161,6 @@ def report(case, rounds, folder):
     for name in simple:
         rate = f"{batch / ours[name] / 2**20:.0f} MiB/s" if name != "clear" else ""
         print(f"| {name} | {simple[name] * 1e3:.1f} ms | {ours[name] * 1e3:.1f} ms | {simple[name] / ours[name]:.2f} | {rate} |")
-    disk = statistics.median(bandwidths)
     share = batch / ours["put"] / (disk / REPLICAS)
     print(f"\nThe disk writes {disk / 2**20:.0f} MiB/s; put is {share:.2f} of it by the number of replicas.")
 
@@ -135,6 +170,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--case", choices=list(CASES))
     parser.add_argument("--scratch", default=os.getcwd())
+    parser.add_argument("--json", action="store_true", help="write the rows for `cargo xtask bench` instead of tables")
     parser.add_argument("--one", nargs=2, metavar=("BACKEND", "CASE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -142,8 +178,13 @@ def main():
         return
     folder = tempfile.mkdtemp(prefix="transfer-queue-", dir=arguments.scratch)
     try:
-        for case in [arguments.case] if arguments.case else CASES:
-            report(case, arguments.rounds, folder)
+        cases = [arguments.case] if arguments.case else list(CASES)
+        measured = {case: compare(case, arguments.rounds, folder) for case in cases}
+        if arguments.json:
+            print(json.dumps({"threads": os.cpu_count(), "rows": [row for case in cases for row in rows(case, *measured[case])]}))
+            return
+        for case in cases:
+            report(case, *measured[case])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,7 +1,7 @@
 //! `Call`: a request that is made but not sent. Python waits for it, or has it complete a future of an event loop.
 
 use crate::error;
-use crate::runtime::{Threads, deadline, passed};
+use crate::runtime::{Threads, cut_off, passed, within};
 use engram_client::Error;
 use pyo3::prelude::*;
 use std::pin::Pin;
@@ -73,8 +73,9 @@ impl Call {
         let runtime = self.threads.of_this_process(py)?;
         let (pending, limit) = (traced(self.take(py)?, traceparent), self.limit);
         let task = runtime.spawn(async move {
-            let result = match deadline(limit) {
-                Some(deadline) => timeout_at(deadline, pending).await.ok(),
+            let pending = within(limit, pending);
+            let result = match cut_off(limit) {
+                Some(end) => timeout_at(end, pending).await.ok(),
                 None => Some(pending.await),
             };
             // The other thread goes on with the connections while this one waits for the interpreter lock.

@@ -34,6 +34,9 @@ impl Runtime {
     }
 }
 
+/// How long a call may take beyond its deadline to return its own error.
+const GRACE: Duration = Duration::from_millis(500);
+
 /// A runtime that is left alone in a forked child.
 pub(crate) struct Threads {
     process: u32,
@@ -69,7 +72,8 @@ impl Threads {
         future: impl Future<Output = Result<T, engram_client::Error>> + Send,
     ) -> PyResult<T> {
         let runtime = self.of_this_process(py)?;
-        match py.detach(|| runtime.block_on(interruptible(deadline(limit), future))) {
+        let pending = async move { within(limit, future).await };
+        match py.detach(|| runtime.block_on(interruptible(cut_off(limit), pending))) {
             Ok(result) => result.map_err(|failure| error::of_client(py, &failure)),
             Err(Some(interrupt)) => Err(interrupt),
             Err(None) => Err(passed(py, limit)),
@@ -81,6 +85,19 @@ impl Threads {
 pub(crate) fn deadline(limit: Option<f64>) -> Option<Instant> {
     let limit = limit.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     limit.and_then(|limit| Instant::now().checked_add(limit))
+}
+
+/// Returns the time at which a call is cut off. Its own error, which says what failed last, comes first.
+pub(crate) fn cut_off(limit: Option<f64>) -> Option<Instant> {
+    deadline(limit).and_then(|deadline| deadline.checked_add(GRACE))
+}
+
+/// Runs the requests of a future with the limit as their deadline.
+pub(crate) async fn within<F: Future>(limit: Option<f64>, future: F) -> F::Output {
+    match deadline(limit) {
+        Some(deadline) => engram_client::within(deadline, future).await,
+        None => future.await,
+    }
 }
 
 /// Creates the exception of a passed deadline.

@@ -175,6 +175,45 @@ def test_items_survive_a_killed_worker(db: engram.Database) -> None:
     assert np.array_equal(read["reward"], np.arange(500.0))
 
 
+def test_calls_after_the_cluster_is_gone_say_what_happened() -> None:
+    owner = engram.connect()
+    address = "grpc://" + ",".join(worker.address for worker in owner.status().workers)
+    with engram.connect(address, timeout=20) as db:
+        buffer = ReplayBuffer(db, "gone", capacity=1_000, batch_size=4, timeout=20)
+        handles = buffer.extend(items(100))
+        ahead, alone = ReplayBuffer(db, "gone", capacity=1_000, batch_size=4, prefetch=2, timeout=0.5).stream(), buffer.stream(timeout=0.5)
+        assert len(next(ahead).index) == len(next(alone).index) == 4
+        owner.close()
+
+        def drained() -> None:
+            # Two batches were drawn ahead, and a third may have been.
+            for _ in range(4):
+                next(ahead)
+
+        def added() -> None:
+            buffer.add({name: column[0] for name, column in items(1).items()})
+            buffer.flush(timeout=0.5)
+
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("sample", lambda: buffer.sample(timeout=0.5)),
+            ("stream", lambda: next(alone)),
+            ("prefetched stream", drained),
+            ("get", lambda: buffer.get(handles, timeout=0.5)),
+            ("list", lambda: buffer.list(timeout=0.5)),
+            ("consume", lambda: buffer.consume("learner", timeout=0.5)),
+            ("extend", lambda: buffer.extend(items(10), timeout=0.5)),
+            ("update_priority", lambda: buffer.update_priority(handles, 2.0, timeout=0.5)),
+            ("delete", lambda: buffer.delete(handles, timeout=0.5)),
+            ("stats", lambda: buffer.stats(timeout=0.5)),
+            ("add", added),
+        ]
+        for name, call in calls:
+            with pytest.raises((engram.UnavailableError, engram.TimeoutError)) as raised:
+                call()
+            assert raised.value.code in ("ENG-0601", "ENG-0602"), (name, raised.value)
+            print(name, raised.value, raised.value.help)
+
+
 BAD: list[tuple[str, Callable[[ReplayBuffer], object], str]] = [
     ("dtype", lambda b: b.extend(items(2) | {"reward": np.zeros(2, np.float32)}), r"field reward has float32\[\] .*float64\[\]"),
     ("shape", lambda b: b.extend(items(2) | {"obs": np.zeros((2, 4), np.float32)}), r"field obs has float32\[4\] .*float32\[3\]"),

@@ -72,6 +72,21 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     }
 }
 
+/// Builds the release wheel with the `engram` command in it, and installs it into an environment.
+///
+/// # Errors
+/// A tool cannot be installed, or the build fails.
+pub(crate) fn install_release(python: &Path) -> Result<()> {
+    let maturin = tools::python("python-build", "maturin", &[MATURIN])?.with_file_name("maturin");
+    let program = build_program(Profile::Release)?;
+    install(python, &build_wheel(&maturin, Profile::Release, Some(&program))?)
+}
+
+fn install(python: &Path, wheel: &Path) -> Result<()> {
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall", "--no-deps"];
+    process::run(Command::new(python).args(install).arg(wheel))
+}
+
 /// What is installed and run.
 struct Suite {
     environment: &'static str,
@@ -166,8 +181,7 @@ fn python_with(python: &Path, program: Option<&Path>) -> Command {
 /// Installs the wheel and runs types, tests, documented examples and example programs.
 fn test(python: &Path, wheel: &Path, program: Option<&Path>, (suite, arguments): (&Suite, &[String])) -> Result<()> {
     let package = workspace::root().join("python");
-    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall", "--no-deps"];
-    process::run(Command::new(python).args(install).arg(wheel))?;
+    install(python, wheel)?;
     let cache = workspace::target().join("python-test/mypy");
     let mut types = Command::new(python);
     types.args(["-m", "mypy", "--strict", "engram", "--cache-dir"]).arg(cache).current_dir(&package);

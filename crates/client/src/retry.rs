@@ -3,6 +3,7 @@
 use crate::call::Failure;
 use crate::client::Client;
 use crate::error::Error;
+use crate::limit::limited;
 use engram_proto::v1::Problem;
 use parking_lot::Mutex;
 use std::time::Duration;
@@ -65,14 +66,18 @@ pub(crate) struct Retry {
 
 impl Retry {
     pub(crate) fn new(allowed: Duration) -> Self {
-        Self { allowed, deadline: Instant::now() + allowed, attempts: 0, is_starved: false, wait_ms: 0 }
+        let now = Instant::now();
+        let deadline = limited(now + allowed);
+        let allowed = deadline.saturating_duration_since(now);
+        Self { allowed, deadline, attempts: 0, is_starved: false, wait_ms: 0 }
     }
 
     /// Lets calls wait for the limiter of a buffer, in addition to the deadline.
     pub(crate) fn waiting(mut self, wait: Duration) -> Self {
         self.wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
-        self.allowed += wait;
-        self.deadline += wait;
+        let deadline = limited(self.deadline + wait);
+        self.allowed += deadline.saturating_duration_since(self.deadline);
+        self.deadline = deadline;
         self
     }
 
@@ -135,6 +140,17 @@ impl Retry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn limit_of_the_caller_ends_calls_before_their_own_deadline() {
+        let (hour, limit) = (Duration::from_secs(3_600), Instant::now() + Duration::from_secs(60));
+        let retry = crate::limit::within(limit, async { Retry::new(hour).waiting(hour) }).await;
+        assert_eq!(retry.deadline, limit);
+        assert!(retry.allowed <= Duration::from_secs(60));
+        let own = crate::limit::within(limit + 3 * hour, async { Retry::new(hour).waiting(hour) }).await;
+        assert_eq!(own.allowed, 2 * hour);
+        assert_eq!(Retry::new(hour).waiting(hour).allowed, 2 * hour);
+    }
 
     #[test]
     fn retries_stay_below_a_tenth_of_the_traffic_above_the_floor() {

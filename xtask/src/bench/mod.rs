@@ -8,6 +8,7 @@ mod pages;
 mod peers;
 mod rounds;
 mod table;
+mod transfer_queue;
 
 #[path = "../../../benchmarks/src/row.rs"]
 mod row;
@@ -80,6 +81,8 @@ enum Suite {
     Train,
     /// Replay buffers of items of 256 B: sample, new priorities and insert, in process and over loopback; --memories are items
     Replay,
+    /// Engram as the storage backend of TransferQueue against its in-memory store, put, get and clear of batches of 4 fields; sizes are fixed
+    TransferQueue,
     /// Federated runs over real connections, 8 and 2,000 clients, and small updates alongside a slow upload; sizes are fixed
     Federated,
     /// Geodesics of a learned metric: features, gradients, paths, trainings, in CPU time of one thread; sizes are fixed
@@ -107,6 +110,7 @@ impl Suite {
             Self::Reduce => "reduce",
             Self::Train => "train",
             Self::Replay => "replay",
+            Self::TransferQueue => "transfer-queue",
             Self::Federated => "federated",
             Self::Geodesic => "geodesic",
             Self::Replication => "replication",
@@ -181,6 +185,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         _ => &options.memories,
     };
     let memories: Vec<String> = sizes.iter().map(u64::to_string).collect();
+    if matches!(options.suite, Suite::TransferQueue) {
+        let (report, versions) = transfer_queue::measure(options.rounds)?;
+        return publish(options, &report, &memories, &versions);
+    }
     let profile = Profile::of_tools()?;
     let mut ours = measuring_program(options, profile, &memories)?;
     let peers = options.suite.peers(&options.peers);
@@ -197,13 +205,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         reports.push(report);
     }
     let report = rounds::merge_rounds(reports).context("at least one round is required")?;
+    publish(options, &report, &memories, &versions)
+}
 
+/// Writes the rows where they are asked for, and prints the table.
+fn publish(options: &Options, report: &Report, memories: &[String], versions: &[String]) -> Result<()> {
     if let Some(path) = &options.json {
-        let text = serde_json::to_string_pretty(&report).context("failed to write the rows as JSON")?;
+        let text = serde_json::to_string_pretty(report).context("failed to write the rows as JSON")?;
         fs::write(path, text + "\n").with_context(|| format!("failed to write {}", path.display()))?;
     }
-    write_page(options.suite, &report, &memories, &machine(&report, &versions))?;
-    println!("\n{}", machine(&report, &versions));
+    write_page(options.suite, report, memories, &machine(report, versions))?;
+    println!("\n{}", machine(report, versions));
     print!("{}", table::render(&report.rows));
     Ok(())
 }

@@ -125,7 +125,7 @@ pub(super) fn add(report: &mut Report, kind: Kind, suite: &str, memories: &[Stri
     Ok(format!("{} {} ({threads})", measured.peer, measured.version))
 }
 
-fn install(kind: Kind) -> Result<std::path::PathBuf> {
+pub(super) fn install(kind: Kind) -> Result<std::path::PathBuf> {
     match kind {
         Kind::Numpy => tools::python("peers/numpy", "numpy", &["numpy"]),
         Kind::Torch | Kind::TorchTraining if cpu_index_answers() => {

@@ -69,6 +69,8 @@ pub struct Changed {
 
 /// A piece of a batch: a partition and its rows.
 type Piece = (PartitionId, Vec<usize>);
+/// What a group of pieces has written, and the partitions that are full and refuse; or the error, with the first partition of the group.
+type GroupResult = Result<(WriteResult, Vec<PartitionId>), (PartitionId, Error)>;
 
 impl Buffer {
     /// Appends items.
@@ -313,8 +315,8 @@ impl Rows<'_> {
         pieces.chunks(pieces.len().div_ceil(total.div_ceil(GROUP_BYTES).max(1)).max(1)).collect()
     }
 
-    /// Appends the pieces of a group. Returns what was written, and the partitions that are full and refuse.
-    async fn write_group(&self, pieces: &[Piece]) -> Result<(WriteResult, Vec<PartitionId>), (PartitionId, Error)> {
+    /// Appends the pieces of a group.
+    async fn write_group(&self, pieces: &[Piece]) -> GroupResult {
         let part = |(partition, rows): &Piece| self.buffer.part(*partition, Change::Append(self.append(rows)));
         let parts: Vec<Part> = pieces.iter().map(part).collect();
         match self.buffer.0.session.execute_waiting(parts, self.items.wait).await {
@@ -360,9 +362,7 @@ impl Rows<'_> {
 }
 
 /// Returns what the groups of an append have written, and the partitions that are full; or the error of those that failed.
-fn conclude(
-    results: Vec<Result<(WriteResult, Vec<PartitionId>), (PartitionId, Error)>>,
-) -> Result<(WriteResult, Vec<PartitionId>), Error> {
+fn conclude(results: Vec<GroupResult>) -> Result<(WriteResult, Vec<PartitionId>), Error> {
     let (mut written, mut full, mut failures) = (WriteResult::default(), Vec::new(), Vec::new());
     for result in results {
         match result {
