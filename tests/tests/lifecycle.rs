@@ -232,6 +232,17 @@ fn unusable_state_directories_are_reported_by_path() {
     assert_eq!(std::fs::read_dir(home.path()).expect("the file exists").count(), 1);
 }
 
+/// Stops a cluster in the background when a test fails.
+struct StopsAtEnd(std::path::PathBuf);
+
+impl Drop for StopsAtEnd {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = std::process::Command::new(binary()).args(["down", "--state-dir"]).arg(&self.0).status();
+        }
+    }
+}
+
 #[test]
 fn clusters_in_the_background_keep_nothing_of_their_caller_and_obey_nohup() {
     let up = ClusterBuilder::new(&cluster_manifest("behind", 1, "  partitions: 4\n"));
@@ -242,6 +253,7 @@ fn clusters_in_the_background_keep_nothing_of_their_caller_and_obey_nohup() {
     let mut shell = std::process::Command::new("sh");
     let output = shell.args(["-c", line]).arg(binary()).arg(&state).current_dir(&folder).output().expect("sh runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let _stopped = StopsAtEnd(state.clone());
     let endpoints = std::fs::read(state.join("endpoints.json")).expect("the cluster runs");
     let endpoints: serde_json::Value = serde_json::from_slice(&endpoints).expect("JSON");
     let worker = &endpoints["workers"][0]["process"]["pid"];
@@ -260,6 +272,8 @@ fn clusters_in_the_background_keep_nothing_of_their_caller_and_obey_nohup() {
     let hangup = nix::sys::signal::Signal::SIGHUP;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(supervisor), hangup).expect("the cluster runs");
     let state = state.display().to_string();
+    // One that obeys the signal has stopped by then.
+    std::thread::sleep(std::time::Duration::from_secs(2));
     engram(["insert", "red", "--state-dir", &state], "").exits_with(0);
     engram(["down", "--state-dir", &state], "").exits_with(0);
 }

@@ -126,3 +126,32 @@ fn phase_of(run: &DynamicObject) -> PhaseLabels {
         phase: if phase.is_empty() { RunPhase::Pending.to_string() } else { phase },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(result: RunResult, ended: &str) -> EndedRun {
+        EndedRun { cluster: "words".into(), kind: "Memory".into(), result, ended: ended.into() }
+    }
+
+    #[test]
+    fn ended_runs_are_counted_once_and_forgotten_with_their_cluster() {
+        let metrics = RunMetrics::default();
+        let first = ended(RunResult::Failed, "2026-11-28T04:00:00Z");
+        metrics.record_end("research", &first, true);
+        // Every reconcile of an ended run records it again.
+        metrics.record_end("research", &first, false);
+        metrics.record_end("research", &ended(RunResult::Failed, "2026-11-28T03:00:00Z"), false);
+        let count = |result| metrics.ended.get_or_create(&labels("research", &first, result)).get();
+        assert_eq!(RunResult::ALL.map(count), [0, 1, 0]);
+        let at = metrics.last_ends.lock().values().copied().collect::<Vec<_>>();
+        assert_eq!(at, [1_795_838_400], "the end of the last run");
+
+        metrics.keep_only(Some("elsewhere"), |_| false);
+        assert_eq!(metrics.last_ends.lock().len(), 1);
+        metrics.keep_only(None, |_| false);
+        assert_eq!(metrics.last_ends.lock().len(), 0);
+        assert_eq!(count(RunResult::Failed), 0, "a new cluster of this name starts from zero");
+    }
+}
