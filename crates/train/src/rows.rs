@@ -101,6 +101,9 @@ pub fn predict(model: &Model, loss: LossKind, rows: &Rows) -> Result<Vec<f32>, B
     Ok(predicted)
 }
 
+/// Smallest spread ratio that is measured.
+pub(crate) const MIN_SPREAD_RATIO: f64 = 1e-6;
+
 /// How well a model predicts the held-out samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Evaluation {
@@ -110,7 +113,8 @@ pub struct Evaluation {
     pub squared_error: f64,
     /// Correlation of predictions and targets.
     pub correlation: f64,
-    /// Standard deviation of the predictions divided by that of the targets; near 0 where outputs have collapsed.
+    /// Standard deviation of the predictions divided by that of the targets: 1e-6 where outputs have collapsed to a constant,
+    /// 0 where it is not measured, as with constant targets.
     pub spread_ratio: f64,
     /// Share of the samples whose class is predicted; 0 where targets are numbers.
     pub accuracy: f64,
@@ -169,7 +173,20 @@ pub(crate) fn measure(predicted: &[f32], targets: &[f32], classes: usize) -> Eva
         samples: moments.samples,
         squared_error: squared / moments.samples.max(1) as f64,
         correlation: moments.correlation(),
-        spread_ratio: moments.spread_ratio().unwrap_or_default(),
+        spread_ratio: moments.spread_ratio().map_or(0.0, |ratio| ratio.max(MIN_SPREAD_RATIO)),
         ..Evaluation::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constant_predictions_are_a_measured_collapse_and_constant_targets_are_not() {
+        let ratio = |predicted: &[f32], targets: &[f32]| measure(predicted, targets, 0).spread_ratio;
+        assert_eq!(ratio(&[0.5; 4], &[0.0, 1.0, 2.0, 3.0]).to_bits(), MIN_SPREAD_RATIO.to_bits());
+        assert_eq!(ratio(&[0.0, 1.0, 2.0, 3.0], &[0.5; 4]).to_bits(), 0.0_f64.to_bits());
+        assert!((ratio(&[0.0, 1.0, 2.0, 3.0], &[0.0, 2.0, 4.0, 6.0]) - 0.5).abs() < 1e-12);
     }
 }

@@ -361,7 +361,7 @@ pub(super) fn findings(
     })
 }
 
-/// Returns the alarm for predictions that have collapsed to a constant.
+/// Returns the alarm for predictions that have collapsed to a constant; `None` if their spread was not measured.
 pub(super) fn collapse(spread_ratio: f64) -> Option<String> {
     let is_collapsed = spread_ratio > 0.0 && spread_ratio < COLLAPSED;
     is_collapsed
@@ -377,12 +377,11 @@ fn held_out_verdicts(result: &v1::TrainingResult) -> Vec<(bool, String)> {
         );
         return [(true, text)].into_iter().chain(comparisons(result)).collect();
     }
-    let is_collapsed = result.spread_ratio < COLLAPSED;
-    let spread = if is_collapsed {
-        format!("The predictions have collapsed: their spread is {:.2} of that of the targets.", result.spread_ratio)
-    } else {
+    let alarm = collapse(result.spread_ratio);
+    let is_collapsed = alarm.is_some();
+    let spread = alarm.unwrap_or_else(|| {
         format!("The spread of the predictions is {:.2} of that of the targets.", result.spread_ratio)
-    };
+    });
     let correlation = format!(
         "On {} held-out samples the predictions correlate with the targets by {:.3}.",
         result.held_out, result.correlation
