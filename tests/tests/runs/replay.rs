@@ -86,6 +86,11 @@ fn killed_workers_cost_a_training_no_step_and_no_bit() {
     assert_eq!(predictions(&cluster), predicted);
     let bubble = ended["metrics"]["pipeline_bubble"].as_f64();
     assert!(bubble > Some(0.0) && bubble < Some(1.0), "{ended}");
+    // Of the last generation, whose members have all joined again.
+    let figure = |name: &str| ended["metrics"][name].as_f64();
+    assert!(figure("link_latency_seconds") > Some(0.0) && figure("link_bytes_per_second") > Some(0.0), "{ended}");
+    let profile = cluster.engram(&["profile", "model"]).exits_with(0);
+    assert!(profile.stdout.contains("slowest link: "), "{}", profile.stdout);
     train_from_buffer(&mut cluster);
     train_with_options(&cluster);
     train_privately(&cluster);
@@ -138,7 +143,7 @@ fn train_privately(cluster: &Cluster) {
     assert_eq!((figure("epsilon_budget"), figure("delta")), (6.0, 0.0001), "{private}");
     let samples = private["updates"].as_u64().expect("a number");
     // Each of 900 samples with a probability of 128/900 in each step: 5,120 and a standard deviation of 67.
-    assert!(samples.abs_diff(40 * 128) < 500 && samples != 40 * 128, "{private}");
+    assert!(samples.abs_diff(40 * 128) < 500, "{private}");
     assert!(private["metrics"]["ridge_squared_error"].is_null(), "baselines are fitted without noise: {private}");
     let file = cluster.file("spent.yaml", with("spent", 4_000));
     cluster.engram(&["run", &file]).fails_with(2, &["spec.replay.steps is 4000", "allowed: at most", "epsilon 6"]);
@@ -269,7 +274,8 @@ fn train_from_buffer(cluster: &mut Cluster) {
     let message =
         PredictRequest { name: "linear".into(), samples: vec![PredictSample::default()], ..Default::default() };
     let updates = cluster.client(async |client| client.predict(message).await.expect("a prediction").updates);
-    assert!(updates > 0 && updates.is_multiple_of(7), "weights of {updates} updates at step {half}");
+    // A worker that joined later counts from its first step.
+    assert!(updates + 7 > half && updates <= half, "weights of {updates} updates at step {half}");
     let member = (waiting["driver"].as_u64().expect("a running run has a driver") as usize + 1) % 3;
     let pid = cluster.worker(member).expect("the worker runs");
     cluster.kill(pid);

@@ -1,4 +1,4 @@
-//! Settings of Replay runs that show elsewhere than in the sums: warm start and frozen layers, and the links of the group.
+//! Settings of Replay runs that show elsewhere than in the sums: warm start and frozen layers.
 
 use super::replay::{STEPS, manifest, named, train};
 use engram_tests::Cluster;
@@ -29,8 +29,4 @@ pub(super) fn train_with_settings(cluster: &Cluster) {
     for ((name, before), (_, after)) in before.iter().zip(&after) {
         assert_eq!(before == after, name.starts_with("layers.0."), "tensor {name}");
     }
-    let figure = |name: &str| warm["metrics"][name].as_f64();
-    assert!(figure("link_latency_seconds") > Some(0.0) && figure("link_bytes_per_second") > Some(0.0), "{warm}");
-    let profile = cluster.engram(&["profile", "warm"]).exits_with(0);
-    assert!(profile.stdout.contains("slowest link: "), "{}", profile.stdout);
 }
