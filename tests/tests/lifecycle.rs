@@ -273,7 +273,7 @@ fn clusters_in_the_background_keep_nothing_of_their_caller_and_obey_nohup() {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(supervisor), hangup).expect("the cluster runs");
     let state = state.display().to_string();
     // One that obeys the signal has stopped by then.
-    std::thread::sleep(std::time::Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(2));
     engram(["insert", "red", "--state-dir", &state], "").exits_with(0);
     engram(["down", "--state-dir", &state], "").exits_with(0);
 }
