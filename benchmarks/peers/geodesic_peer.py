@@ -9,6 +9,7 @@ import math
 import statistics
 import sys
 import time
+from importlib.metadata import version as version_of
 
 import numpy as np
 
@@ -194,7 +195,7 @@ def torch_peer():
                     sum(it.sum() for it in closed(metric, NODES)).backward()
 
             row("gradient", "closed", name, measured(gradient, repeats=5))
-    return torch.__version__
+    return f"{version_of(PEER)} with PyTorch {torch.__version__}"
 
 
 def diffrax_peer():

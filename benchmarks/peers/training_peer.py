@@ -16,7 +16,7 @@ from torch import nn
 
 BATCH = 512
 # Repeats of each size: about as many as the measuring program needs for a second.
-REPEATS = {4 << 10: 2_000, 1 << 20: 500, 64 << 20: 20}
+REPEATS = {4 << 10: 2_000, 1 << 20: 500, 16 << 20: 60, 64 << 20: 20}
 
 
 # Smaller messages are not split.

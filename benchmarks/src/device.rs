@@ -1,5 +1,6 @@
-//! Several devices: computations and passes over logical devices, partition assignment, and the overhead of an empty batch.
+//! Several devices: computations and passes over logical devices and members of a group, partition assignment, and the overhead of an empty batch.
 
+mod members;
 mod multiple;
 mod patterns;
 

@@ -66,9 +66,7 @@ enum Suite {
     Devices,
     /// Max-plus product and Fisher matrix in process
     Algebra,
-    /// All-reduce between two ranks over loopback TCP
-    Reduce,
-    /// Training step of the reference model; efficiency at two workers and pause for checkpoints
+    /// Training step of the reference model; efficiency at two workers, pause for checkpoints and recovery
     Train,
     /// Replay buffers: sample, new priorities and insert, in process and over loopback
     Replay,
@@ -113,7 +111,6 @@ fn main() -> anyhow::Result<()> {
         Suite::Algebra => algebra::algebra_rows(threads)?,
         Suite::Store => store::store_rows(sizes, threads, scratch)?,
         Suite::Wire => wire::rows(sizes, threads, scratch)?,
-        Suite::Reduce => training::reduce_rows()?,
         Suite::Train => [training::train_rows(threads)?, wire::training(scratch)?].concat(),
         Suite::Replay => [of_each(&replay::replay_rows)?, wire::replay(sizes, threads, scratch)?].concat(),
         Suite::Federated => wire::federated(sizes, threads, scratch)?,

@@ -1,7 +1,7 @@
 //! Full ranking and top 1,000 over all partitions, with uniform and with equal weights.
 
 use anyhow::{Result, ensure};
-use engram_kernels::{Device, Order, Scope};
+use engram_kernels::{Device, Order, RankRequest, Scope};
 
 use crate::arena::{self, Arena};
 use crate::measure;
@@ -33,7 +33,7 @@ fn row(arena: &mut Arena, kind: &str, words: &str, limit: Option<usize>) -> Resu
     let mut out = Vec::new();
     let ours = measure::milliseconds(|| -> Result<()> {
         let Arena { device, segments, ids, .. } = &mut *arena;
-        device.rank(segments, Scope::All, Order::HeaviestFirst, limit, ids, &mut out)?;
+        device.rank(&RankRequest { segments, ids, scope: Scope::All, order: Order::HeaviestFirst, limit }, &mut out)?;
         ensure!(out.len() == expected, "{} of {expected} memories ranked", out.len());
         Ok(())
     })?;

@@ -38,17 +38,18 @@ pub(crate) fn recall_rows(memories: u32, threads: usize, recorder: Option<Record
     let features =
         FeatureColumn { dimension: DIMENSION, bits: &bits, inverse_norms: &inverse_norms, changes: &changes };
     let query = Query::new(&vector(u64::MAX));
-    let request = RecallRequest { query: &query, features, scope: Scope::All, limit: FIRST };
+    let request =
+        RecallRequest { segments: &segments, ids: &ids, query: &query, features, scope: Scope::All, limit: FIRST };
     let mut out = Vec::new();
     let ours = measure::milliseconds(|| -> Result<()> {
-        device.recall(&segments, &request, &ids, &mut out)?;
+        device.recall(&request, &mut out)?;
         ensure!(out.len() == FIRST.min(slots.len()), "{} memories recalled", out.len());
         Ok(())
     })?;
     if let Some(recorder) = recorder {
         let mut device = ProfiledDevice::new(device, recorder);
         for _ in 0..PASSES {
-            device.recall(&segments, &request, &ids, &mut out)?;
+            device.recall(&request, &mut out)?;
         }
     }
     let budgets = match memories {

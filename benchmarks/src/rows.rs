@@ -32,12 +32,6 @@ impl Row {
         self
     }
 
-    /// Adds a workload of peers, whose names get a suffix.
-    pub(crate) fn workload_with(mut self, name: &str, remark: &str) -> Self {
-        self.workloads.push(Workload { name: name.to_owned(), remark: remark.to_owned() });
-        self
-    }
-
     /// Adds the figure of a peer.
     pub(crate) fn with_peer(mut self, name: &str, figure: Figure) -> Self {
         self.peers.push(Peer { name: name.to_owned(), figure });

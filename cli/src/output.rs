@@ -304,6 +304,15 @@ pub(crate) fn seconds(seconds: f64) -> String {
     }
 }
 
+/// Returns a time that can be far below a second, for humans: `850 us`, `12.5 ms`, `3.2s`.
+pub(crate) fn short_seconds(short: f64) -> String {
+    match short {
+        0.0..1e-3 => format!("{:.0} us", short * 1e6),
+        1e-3..1.0 => format!("{:.1} ms", short * 1e3),
+        _ => seconds(short),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,6 +338,12 @@ mod tests {
         assert!(!with(ColorChoice::Auto, false, &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")]));
         assert!(with(ColorChoice::Always, false, &[("NO_COLOR", "1")]));
         assert!(!with(ColorChoice::Never, true, &[("CLICOLOR_FORCE", "1")]));
+    }
+
+    #[test]
+    fn times_below_a_second_keep_their_digits() {
+        let shown = [0.0, 0.000_85, 0.012_5, 0.999, 3.2, 90.0].map(short_seconds);
+        assert_eq!(shown, ["0 us", "850 us", "12.5 ms", "999.0 ms", "3.2s", "1m 30s"]);
     }
 
     #[test]

@@ -11,11 +11,11 @@ import numpy as np
 
 import engram
 
-BATCHES, BATCH = 50, 64
+BATCHES, BATCH, FIRST = 50, 64, 500
 
 
 def settings() -> dict:
-    limiter = engram.SampleToInsert(4.0, min_size=500)
+    limiter = engram.SampleToInsert(4.0, min_size=FIRST)
     return {"capacity": 20_000, "batch_size": BATCH, "sampler": engram.Uniform(), "limiter": limiter, "max_age": 2}
 
 
@@ -44,7 +44,8 @@ def learner(address: str, version) -> None:
                 age = policy - batch["version"].min()
                 print(f"learner: batch {step + 1}, error {np.abs(error).mean():.4f}, oldest item {age} versions", flush=True)
         stats = buffer.stats()
-        print(f"learner: {stats['sampled'] / stats['appended']:.2f} samples per insert, weights {weights.round(2)}")
+        ratio = stats["sampled"] / (stats["appended"] - FIRST)
+        print(f"learner: {ratio:.2f} samples per insert after the first {FIRST}, weights {weights.round(2)}")
 
 
 if __name__ == "__main__":

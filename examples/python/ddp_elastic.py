@@ -3,6 +3,7 @@
     pip install engram torch
     python ddp_elastic.py                           # three processes and a local cluster of three workers
     python ddp_elastic.py --ddp                     # through DistributedDataParallel and its communication hook
+    python ddp_elastic.py --fsdp                    # a model of FSDP2 in each process
     python ddp_elastic.py --address grpc://worker-0:7443
     engram up examples/job.yaml --exit-when-done    # as a run of kind Job: each of its processes is one of the group
 
@@ -30,7 +31,9 @@ parser.add_argument("--address", help="an existing cluster: grpc://host:port, or
 parser.add_argument("--group", default="ddp-elastic", help="name of the group")
 parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--processes", type=int, default=3)
-parser.add_argument("--ddp", action="store_true", help="use DistributedDataParallel")
+kinds = parser.add_mutually_exclusive_group()
+kinds.add_argument("--ddp", action="store_true", help="use DistributedDataParallel")
+kinds.add_argument("--fsdp", action="store_true", help="use fully_shard (FSDP2) over a mesh of one process")
 parser.add_argument("--no-kill", action="store_true")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds of other work per step")
 parser.add_argument("--timeout", type=float, default=1.0, help="detection time of the group in seconds")
@@ -48,10 +51,25 @@ def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs[rank::size], targets[rank::size]
 
 
+def shard(model: nn.Module) -> None:
+    """Makes the model one of FSDP2 whose mesh is this process alone: the group does what is between processes."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = dist.init_device_mesh("cpu", (1,))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
 def member() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(time.time_ns() % 2**31)  # on purpose: the group makes the states equal
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
+    if arguments.fsdp:
+        shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     options = {"timeout": arguments.timeout, "min_members": 2}
     with Group(arguments.address, arguments.group, **options) as group:
@@ -81,7 +99,7 @@ class Member:
         command = [sys.executable, __file__, "--member", "--address", address, "--group", arguments.group]
         for option in ("steps", "processes", "pause", "timeout"):
             command += [f"--{option}", str(getattr(arguments, option))]
-        self.process = subprocess.Popen(command + ["--ddp"] * arguments.ddp, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command + ["--ddp"] * arguments.ddp + ["--fsdp"] * arguments.fsdp, stdout=subprocess.PIPE, text=True)
         self.step, self.size, self.result = 0, 0, None
         self.losses: list[float] = []
         self.thread = threading.Thread(target=self.read, daemon=True)

@@ -15,6 +15,8 @@ import engram
 import engram.fed
 
 CLIENTS, PROCESSES, FEATURES = 20, 4, 8
+#: Seconds after which the run is given up: fifteen rounds of at most ten seconds, and the start of the processes.
+DEADLINE = 240
 TRUTH = np.linspace(-1, 1, FEATURES, dtype=np.float32)[:, None]
 
 
@@ -57,12 +59,22 @@ def client(db: engram.Database, number: int) -> None:
 
 
 def process(address: str, numbers: list[int]) -> None:
+    failed: list[int] = []
+
+    def take_part(db: engram.Database, number: int) -> None:
+        try:
+            client(db, number)
+        except Exception as error:
+            print(f"client-{number} failed: {error}", file=sys.stderr, flush=True)
+            failed.append(number)
+
     with engram.connect(address) as db:
-        threads = [threading.Thread(target=client, args=(db, number), daemon=True) for number in numbers]
+        threads = [threading.Thread(target=take_part, args=(db, number), daemon=True) for number in numbers]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+    sys.exit(1 if failed else 0)
 
 
 RUN = {
@@ -80,21 +92,28 @@ def main() -> None:
     with engram.connect(workers=3) as db:
         started = time.monotonic()
         engram.fed.submit(db, "hospitals", RUN)
+        status = engram.fed.status(db, "hospitals")
         address = "grpc://" + ",".join(worker.address for worker in db.status().workers)
         context = multiprocessing.get_context("spawn")
         groups = [list(range(start, CLIENTS, PROCESSES)) for start in range(PROCESSES)]
-        processes = [context.Process(target=process, args=(address, group)) for group in groups]
+        processes = [context.Process(target=process, args=(address, group), daemon=True) for group in groups]
         for one in processes:
             one.start()
         version = -1
         while any(one.is_alive() for one in processes):
+            if time.monotonic() - started > DEADLINE:
+                alive = [group for one, group in zip(processes, groups, strict=True) if one.is_alive()]
+                sys.exit(f"no end after {DEADLINE} s: {status.phase} at version {status.version}: {status.message}; clients {alive} still run")
             status = engram.fed.status(db, "hospitals")
             if status.version != version:
                 version = status.version
-                figures = {name: round(status.metrics.get(name, 0), 3) for name in ("participants", "missing", "loss", "epsilon_spent")}
+                figures = {name: round(status.metrics.get(name, 0), 3) for name in ("participants", "rounds_aborted", "loss", "epsilon_spent")}
                 print(f"version {version}: {figures}", flush=True)
             time.sleep(0.2)
+        failed = [group for one, group in zip(processes, groups, strict=True) if one.exitcode]
         status = engram.fed.status(db, "hospitals")
+        if status.phase != "succeeded" or failed:
+            sys.exit(f"{status.phase} at version {status.version}: {status.message}; processes with failed clients: {failed}")
         model = engram.fed.model(db, "hospitals", {"weights": (FEATURES, 1), "bias": (1,)})
         data = [data_of(number) for number in range(CLIENTS)]
         before = np.mean([loss_of(np.zeros((FEATURES, 1)), np.zeros(1), *one) for one in data])

@@ -2,7 +2,7 @@
 //!
 //! Memories are spread over 256 segments with two groups; updates address random slots. Prints the minimum and the median of each pass.
 
-use engram_kernels::{Cpu, Device, Order, Scope, Segment, TILE, Tile, Tiles, Update};
+use engram_kernels::{Cpu, Device, DigestRequest, Order, RankRequest, Scope, Segment, TILE, Tile, Tiles, Update};
 use engram_memory::{DecayClock, Group, MemoryId, ONE, mix64};
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,9 @@ fn main() {
             fill(&mut device, memories, |slot| potential.unwrap_or_else(|| CLOCK + weight(slot)));
             let mut rank = |name: &str, times, limit| {
                 time(&format!("{name}, {weights}, {order_of_ids}"), times, || {
-                    device.rank(&segments, Scope::All, Order::HeaviestFirst, limit, ids, &mut out).expect("a pass");
+                    let (scope, order) = (Scope::All, Order::HeaviestFirst);
+                    let request = RankRequest { segments: &segments, ids, scope, order, limit };
+                    device.rank(&request, &mut out).expect("a pass");
                 });
             };
             rank("top 1,000", 40, Some(1_000));
@@ -68,7 +70,10 @@ fn main() {
         }
     }
     let mut digests = Vec::new();
-    time("digest", 7, || device.digest(&segments, &hashed, None, &mut digests).expect("a pass"));
+    time("digest", 7, || {
+        let request = DigestRequest { segments: &segments, ids: &hashed, content: None };
+        device.digest(&request, &mut digests).expect("a pass");
+    });
     time("histogram", 7, || drop(device.histogram(&segments, 12).expect("a pass")));
 }
 

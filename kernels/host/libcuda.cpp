@@ -142,7 +142,12 @@ int enter(const char* call, bool in_context) {
 int run_one(Stream* stream) {
   Work work = std::move(stream->queue.front());
   stream->queue.pop_front();
-  return poison(stream->context, work());
+  const int code = work();
+  if (code == NOT_READY) {  // It waits for another GPU.
+    stream->queue.push_front(std::move(work));
+    return 0;
+  }
+  return poison(stream->context, code);
 }
 int run_all(Stream* stream) {
   while (!stream->context->error && !stream->queue.empty()) run_one(stream);
@@ -470,6 +475,9 @@ API cuLaunchKernel(void* function, unsigned blocks, unsigned y, unsigned z, unsi
     return 0;
   });
 }
+
+// Not a call of drivers: for the emulated NCCL. The work returns NOT_READY until it is done.
+API cuHostEnqueue(void* stream, int (*work)(void*), void* argument) { CONTEXT; return push(stream, [=] { return work(argument); }); }
 
 API cuGetErrorName(int, const char** name) { *name = "error of the emulated driver"; return 0; }
 API cuGetErrorString(int, const char** text) { *text = "error of the emulated driver"; return 0; }

@@ -84,6 +84,8 @@ pub struct Draws {
     pub seed: u64,
     /// Step of the run.
     pub step: u64,
+    /// Stream of random numbers of this step: 0 for draws from all partitions, 1 + rank for those of a member from its own.
+    pub stream: u32,
     /// Number of draws, at least 1.
     pub count: u32,
     /// Sum of the priorities of all partitions of the cluster: more than 0, less than 2^62.
@@ -93,7 +95,7 @@ pub struct Draws {
 impl Draws {
     /// Returns the threshold of draw `draw`, in `[0, total)`; thresholds ascend with the draws, one per stratum.
     pub fn threshold(&self, draw: u32) -> u64 {
-        stratified(draw, self.count, random(self.seed, self.step, draw), self.total)
+        stratified(draw, self.count, random(self.seed, self.step, self.stream, draw), self.total)
     }
 }
 
@@ -102,9 +104,9 @@ fn stratified(draw: u32, count: u32, random: u64, total: u64) -> u64 {
     ((u128::from(draw) * u128::from(total) + within) / u128::from(count)) as u64
 }
 
-/// Philox4x32-10 (Salmon et al., 2011) with key = seed and counter = (draw, 0, step); returns its first two words.
-fn random(seed: u64, step: u64, draw: u32) -> u64 {
-    let mut counter = [draw, 0, step as u32, (step >> 32) as u32];
+/// Philox4x32-10 (Salmon et al., 2011) with key = seed and counter = (draw, stream, step); returns its first two words.
+fn random(seed: u64, step: u64, stream: u32, draw: u32) -> u64 {
+    let mut counter = [draw, stream, step as u32, (step >> 32) as u32];
     let (mut low, mut high) = (seed as u32, (seed >> 32) as u32);
     for _ in 0..10 {
         let a = 0xD251_1F53_u64 * u64::from(counter[0]);
@@ -150,11 +152,11 @@ mod tests {
 
     #[test]
     fn draws_are_those_of_the_specification() {
-        assert_eq!(random(0, 0, 0), 0xe169_c58d_6627_e8d5); // Known-answer test of Philox4x32-10.
+        assert_eq!(random(0, 0, 0, 0), 0xe169_c58d_6627_e8d5); // Known-answer test of Philox4x32-10.
         let priorities = Priorities::new(39_322);
         let weights = [0, 1, 1 << 28, 1 << 29, 1 << 30, 0, 3 << 28, 12_345_678];
         let own = weights.map(|weight| u64::from(priorities.of(weight)));
-        let draws = Draws { seed: 42, step: 7, count: 8, total: own.iter().sum() };
+        let draws = Draws { seed: 42, step: 7, stream: 0, count: 8, total: own.iter().sum() };
         assert_eq!(draws.total, 3_226_697_927);
         let drawn: Vec<_> = (0..draws.count)
             .map(|draw| {

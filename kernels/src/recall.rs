@@ -4,7 +4,8 @@
 //! products l, l + 32, ... in turn, then columns are added in pairs 16, 8, 4, 2, 1 apart. Each product is rounded before it is added:
 //! no fused operations. `recall.cu` has the same order.
 
-use crate::{Scope, Slot, Tiles};
+use crate::{Scope, Segment, Slot, Tiles};
+use engram_memory::MemoryId;
 
 /// Columns of the sum.
 pub(crate) const COLUMNS: usize = 32;
@@ -23,8 +24,12 @@ pub struct FeatureColumn<'a> {
 }
 
 /// Request of a recall.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct RecallRequest<'a> {
+    /// Segments by [`SegmentId`](crate::SegmentId).
+    pub segments: &'a [Segment],
+    /// The host's id column by slot, as in [`RankRequest::ids`](crate::RankRequest::ids).
+    pub ids: &'a Tiles<MemoryId>,
     /// Query vector, of the column's dimension.
     pub query: &'a Query,
     /// Feature column.

@@ -7,6 +7,8 @@
 mod build;
 #[path = "host/emulated_driver.rs"]
 mod emulated_driver;
+#[path = "driver/nccl.rs"]
+mod nccl;
 mod pass_checks;
 mod random_numbers;
 mod reference_device;

@@ -19,6 +19,15 @@ fn hash(path: &Path) -> String {
     })
 }
 
+/// Returns the folder of a file, by its extension.
+fn part(file: &str) -> &'static str {
+    match Path::new(file).extension().and_then(|extension| extension.to_str()) {
+        Some("fatbin") => "fatbins",
+        Some("cuh") => "cuda/include",
+        _ => "cuda",
+    }
+}
+
 /// Returns the files of a directory with an extension.
 fn named(folder: &Path, extension: &str) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -29,7 +38,7 @@ fn named(folder: &Path, extension: &str) -> BTreeSet<String> {
 /// Collects a source and its includes.
 fn with_includes(source: &str, sources: &mut BTreeSet<String>) {
     if sources.insert(source.to_owned()) {
-        let text = fs::read_to_string(folder().join(source)).unwrap();
+        let text = fs::read_to_string(folder().join(part(source)).join(source)).unwrap();
         let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
         included.for_each(|included| with_includes(included, sources));
     }
@@ -50,7 +59,7 @@ fn fatbins_and_sources_match_the_manifest() {
     }
     let again = "; run `cargo xtask kernels` to update fatbins and manifest";
     let kernels: BTreeSet<_> = sections.keys().map(|name| format!("{name}.cu")).collect();
-    assert_eq!(named(&folder(), "cu"), kernels, "a section for each source{again}");
+    assert_eq!(named(&folder().join("cuda"), "cu"), kernels, "a section for each source{again}");
     let fatbins: BTreeSet<_> = sections.keys().map(|name| format!("{name}.fatbin")).collect();
     assert_eq!(named(&folder().join("fatbins"), "fatbin"), fatbins, "a fatbin for each section{again}");
     for (name, entries) in sections {
@@ -58,8 +67,7 @@ fn fatbins_and_sources_match_the_manifest() {
         with_includes(&format!("{name}.cu"), &mut files);
         assert_eq!(entries.keys().cloned().collect::<BTreeSet<_>>(), files, "sources of {name}.fatbin{again}");
         for (file, expected) in entries {
-            let part = if file.ends_with(".fatbin") { "fatbins" } else { "" };
-            assert_eq!(hash(&folder().join(part).join(&file)), expected, "{file}{again}");
+            assert_eq!(hash(&folder().join(part(&file)).join(&file)), expected, "{file}{again}");
         }
     }
 }

@@ -15,10 +15,10 @@ use engram_kernels::gpu::cuda::Cuda;
 use engram_kernels::partitioner::Strategy;
 use engram_kernels::recall::{RecallMatch, RecallRequest};
 use engram_kernels::{
-    AvailableDevice, Cpu, Device, DeviceStatus, Error, Gpu, GroupUpdate, Info, LogicalDevice, Mirror, MirrorStatus,
-    MirroredDevice, Order, Scope, Segment, Slot, Tile, TileId, Tiles, Update,
+    AvailableDevice, Cpu, Device, DeviceStatus, DigestRequest, Error, Gpu, GroupUpdate, Info, LogicalDevice, Mirror,
+    MirrorStatus, MirroredDevice, RankRequest, Segment, Slot, Tile, TileId, Update,
 };
-use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
+use engram_memory::{Digest, Group, Histogram, QualityVector};
 use proptest::prelude::*;
 use proptest::strategy::Strategy as _;
 
@@ -119,36 +119,16 @@ impl Device for FaultyDevice {
         self.call(|device| device.histogram(segments, bits))
     }
 
-    fn rank(
-        &mut self,
-        segments: &[Segment],
-        scope: Scope,
-        order: Order,
-        limit: Option<usize>,
-        ids: &Tiles<MemoryId>,
-        out: &mut Vec<(Slot, u32)>,
-    ) -> Result<(), Error> {
-        self.call(|device| device.rank(segments, scope, order, limit, ids, out))
+    fn rank(&mut self, request: &RankRequest<'_>, out: &mut Vec<(Slot, u32)>) -> Result<(), Error> {
+        self.call(|device| device.rank(request, out))
     }
 
-    fn recall(
-        &mut self,
-        segments: &[Segment],
-        request: &RecallRequest<'_>,
-        ids: &Tiles<MemoryId>,
-        out: &mut Vec<RecallMatch>,
-    ) -> Result<(), Error> {
-        self.call(|device| device.recall(segments, request, ids, out))
+    fn recall(&mut self, request: &RecallRequest<'_>, out: &mut Vec<RecallMatch>) -> Result<(), Error> {
+        self.call(|device| device.recall(request, out))
     }
 
-    fn digest(
-        &mut self,
-        segments: &[Segment],
-        ids: &Tiles<MemoryId>,
-        content: Option<&Tiles<u128>>,
-        out: &mut Vec<Digest>,
-    ) -> Result<(), Error> {
-        self.call(|device| device.digest(segments, ids, content, out))
+    fn digest(&mut self, request: &DigestRequest<'_>, out: &mut Vec<Digest>) -> Result<(), Error> {
+        self.call(|device| device.digest(request, out))
     }
 
     fn export(&mut self, _: TileId, _: &mut Vec<u32>, _: &mut Vec<u8>) -> Result<(), Error> {

@@ -6,7 +6,7 @@ mod random_numbers;
 mod reference_device;
 
 use device_comparison::DeviceComparison;
-use engram_kernels::{Cpu, Device, Instructions, Order, Scope, Segment, TILE, Tile, Tiles};
+use engram_kernels::{Cpu, Device, Instructions, Order, RankRequest, Scope, Segment, TILE, Tile, Tiles};
 use engram_memory::{DecayClock, Group, MemoryId, ONE};
 use proptest::prelude::*;
 use random_numbers::RandomNumbers;
@@ -70,7 +70,18 @@ fn rank_is_by_weight_not_by_potential() {
     }
     let segments = clocks.map(|clock| Segment { clock: DecayClock::from_units(clock).unwrap(), ..Segment::default() });
     let mut out = Vec::new();
-    device.rank(&segments, Scope::All, Order::HeaviestFirst, None, &ids, &mut out).unwrap();
+    device
+        .rank(
+            &RankRequest {
+                segments: &segments,
+                ids: &ids,
+                scope: Scope::All,
+                order: Order::HeaviestFirst,
+                limit: None,
+            },
+            &mut out,
+        )
+        .unwrap();
     let ranked: Vec<_> = out.iter().map(|&(slot, weight)| (ids.get(slot).0, weight)).collect();
     assert_eq!(ranked, [(7, 40), (8, 40), (9, 30), (3, 15), (1, 0), (2, 0), (4, 0)]);
 }
@@ -89,7 +100,18 @@ fn partially_ascending_ids_break_ties() {
     (0..tiles).for_each(|tile| device.map_tile(tile, Tile { segment: 0, count: TILE as u32 }));
     slots.clone().for_each(|slot| ids.set(slot, MemoryId(u64::from(slot ^ (1 << 16)))));
     let mut out = Vec::new();
-    device.rank(&[Segment::default()], Scope::All, Order::HeaviestFirst, None, &ids, &mut out).unwrap();
+    device
+        .rank(
+            &RankRequest {
+                segments: &[Segment::default()],
+                ids: &ids,
+                scope: Scope::All,
+                order: Order::HeaviestFirst,
+                limit: None,
+            },
+            &mut out,
+        )
+        .unwrap();
     assert!(out.into_iter().eq(slots.map(|slot| (slot ^ (1 << 16), ONE / 2))));
 }
 
@@ -120,7 +142,18 @@ fn selection_among_ties_sees_changed_ids() {
         let mut out = Vec::new();
         for turn in 0..20 {
             for order in [Order::HeaviestFirst, Order::LightestFirst] {
-                device.rank(&[Segment::default()], Scope::All, order, Some(limit), &ids, &mut out).unwrap();
+                device
+                    .rank(
+                        &RankRequest {
+                            segments: &[Segment::default()],
+                            ids: &ids,
+                            scope: Scope::All,
+                            order,
+                            limit: Some(limit),
+                        },
+                        &mut out,
+                    )
+                    .unwrap();
                 assert_eq!(out, tied(slots.clone(), &ids, order, limit), "turn {turn}, {:?}", device.info());
             }
             // Replaces some memories, among them the first, the last, and those at span boundaries.
@@ -175,7 +208,12 @@ fn selection_from_many_tiles_is_the_start_of_the_ranking() {
                 let expected: Vec<_> =
                     expected.iter().take(limit).map(|&(_, _, slot, weight)| (slot, weight)).collect();
                 let mut out = Vec::new();
-                device.rank(&[Segment::default()], scope, order, Some(limit), &ids, &mut out).unwrap();
+                device
+                    .rank(
+                        &RankRequest { segments: &[Segment::default()], ids: &ids, scope, order, limit: Some(limit) },
+                        &mut out,
+                    )
+                    .unwrap();
                 assert_eq!(out, expected, "{limit} of {scope:?}, {order:?}");
             }
         }

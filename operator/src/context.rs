@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
-use kube::Client;
+use engram_api::status::{LearnerClusterStatus, LearnerRunStatus};
+use kube::{Client, Resource};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::Offer;
-use crate::cluster::coordinators::Coordinators;
+use crate::cluster::coordination::coordinators::Coordinators;
 use crate::cluster::observe::nodes::Nodes;
 use crate::cluster::state::ClusterStates;
 use crate::kube::leader::Leadership;
@@ -27,6 +28,12 @@ pub(crate) struct Key {
 }
 
 impl Key {
+    /// Returns the key of an object.
+    pub(crate) fn of(object: &impl Resource) -> Self {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        Self { namespace: text(&object.meta().namespace), name: text(&object.meta().name) }
+    }
+
     /// Returns whether cached state of this object is kept: it is in `present`, or outside the swept namespace (`None` means all).
     pub(crate) fn stays(&self, scope: Option<&str>, present: impl Fn(&Self) -> bool) -> bool {
         scope.is_some_and(|scope| self.namespace != scope) || present(self)
@@ -39,7 +46,7 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// Shared state of all reconciles.
+/// Shared state of all reconciles: one handle per subject, of which none decides anything, therefore more than a dozen.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) offer: Offer,
@@ -50,8 +57,8 @@ pub(crate) struct Context {
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) events: Events,
     pub(crate) clusters: ClusterStates,
-    pub(crate) written_clusters: WrittenStatuses,
-    pub(crate) written_runs: WrittenStatuses,
+    pub(crate) written_clusters: WrittenStatuses<LearnerClusterStatus>,
+    pub(crate) written_runs: WrittenStatuses<LearnerRunStatus>,
     pub(crate) metrics: Arc<Metrics>,
     /// Number of watched namespaces whose LearnerClusters were never listed.
     pub(crate) unlisted: Arc<AtomicUsize>,

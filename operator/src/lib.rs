@@ -1,7 +1,7 @@
 //! The Kubernetes operator: reconciles `LearnerCluster` and `LearnerRun` objects.
 //!
 //! ```text
-//! observe (I/O) -> validate (pure) -> plan (pure) -> steer, apply (I/O) -> report (one write)
+//! validate (pure) -> observe (I/O) -> plan (pure) -> steer, apply, autoscale (I/O) -> report (one write)
 //! ```
 //!
 //! Folders by subject: [`cluster`] and [`learner_run`] with the decisions about an object and its reconcile, [`pki`] with certificates,
@@ -28,9 +28,9 @@ pub mod pki;
 pub mod run;
 pub mod telemetry;
 
-pub use cluster::coordinator_goal::{CoordinatorGoal, coordinator_goal, coordinator_goal_of_invalid_spec};
-pub use cluster::last_valid_spec::last_valid_spec;
-pub use cluster::observe::object_views::InvalidObject;
+pub use cluster::coordination::goal::{CoordinatorGoal, coordinator_goal, coordinator_goal_of_invalid_spec};
+pub use cluster::coordination::last_valid_spec::last_valid_spec;
+pub use cluster::object::ClusterObject;
 pub use cluster::observe::observation::{
     ClaimView, MapView, Observation, PartitionView, PodView, SetView, StartFailure, StartFailureCause,
 };
@@ -39,6 +39,8 @@ pub use cluster::plan::{Action, Plan, Prepared, plan};
 pub use cluster::status::invalid_spec_status;
 pub use cluster::validate::{InvalidSpec, ValidatedCluster, validate};
 pub use cluster::{autoscaling, build, plan::lifecycle};
+pub use kube::api_object::{ApiObject, InvalidObject};
 pub use kube::lease;
-pub use learner_run::{job_status, queue};
+pub use learner_run::jobs::{object as job_object, status as job_status};
+pub use learner_run::queue;
 pub use pki::certificate_approval;

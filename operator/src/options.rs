@@ -12,6 +12,7 @@ use clap::parser::ValueSource;
 use engram_api::operator::{self, Configuration};
 use engram_api::{Problems, parse_operator_configuration};
 
+// One field per flag, therefore more than a dozen.
 /// Settings of an operator.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {

@@ -1,13 +1,13 @@
 //! The running operator: all I/O with the API server and with workers. Decisions are made by [`crate::plan()`] and other pure modules.
 //!
 //! ```text
-//! watches ─> reconcile: observe -> validate -> plan -> update the coordinator ─┬─> leader: apply -> status
+//! watches ─> reconcile: validate -> observe -> plan -> steer the coordinator ─┬─> leader: apply -> autoscale -> status
 //!                                                                             └─> others: nothing
 //! heartbeats ──> coordinators (one per cluster, on every replica) ─> PartitionMap by compare-and-swap
 //! ```
 //!
-//! Every replica reconciles every cluster and coordinates its workers; only the leader writes Kubernetes objects. A new leader
-//! therefore needs no warm-up.
+//! Every replica reconciles every cluster and coordinates its workers; only the leader writes Kubernetes objects, apart from the map
+//! and the Secret of a new CA ([`crate::pki::certificates`]). A new leader therefore needs no warm-up.
 
 use parking_lot::Mutex;
 use std::future::Future;
@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use crate::cluster::coordinators::Coordinators;
+use crate::cluster::coordination::coordinators::Coordinators;
 use crate::cluster::observe::nodes::Nodes;
 use crate::cluster::plan::revision::Offer;
 use crate::kube::leader::Leadership;
@@ -119,10 +119,13 @@ pub async fn run(options: Options, stop: impl Future<Output = ()> + Send + 'stat
         [] => vec![None],
         named => named.iter().cloned().map(Some).collect(),
     };
-    let looked_after = scopes.clone();
+    let scopes_of_reports = scopes.clone();
     parts.spawn(part("CA rotation", async move {
         let leads = || following.leadership.is_leader();
-        following.certificates.follow(leads, || certificate_reports::collect(&following, &looked_after), ended).await
+        following
+            .certificates
+            .follow(leads, || certificate_reports::collect(&following, &scopes_of_reports), ended)
+            .await
     }));
     let (follower, ended) = (client.clone(), until(stopped.clone()));
     parts.spawn(part("token issuer", async move { issuers.follow(follower, ended).await }));

@@ -3,26 +3,27 @@
 use engram_api::status::WorkerRevision;
 use engram_operator::build::{Inputs, objects};
 use engram_operator::{
-    MapView, Observation, PartitionView, PodView, ValidatedCluster, coordinator_goal_of_invalid_spec, last_valid_spec,
-    validate,
+    ApiObject, ClusterObject, MapView, Observation, PartitionView, PodView, ValidatedCluster,
+    coordinator_goal_of_invalid_spec, last_valid_spec, validate,
 };
 use serde_json::{Value, json};
 
 const CLUSTER_ID: &str = "0f6c1d528a534a0a9d1e2f8f5f0f7a11";
 
-fn object(spec: &Value) -> Value {
-    json!({
+fn object(spec: &Value) -> ClusterObject {
+    serde_json::from_value::<ClusterObject>(json!({
         "apiVersion": "engram.dev/v1alpha1",
         "kind": "LearnerCluster",
         "metadata": {
             "name": "words", "namespace": "research", "uid": "0f6c1d52-8a53-4a0a-9d1e-2f8f5f0f7a11", "generation": 4,
         },
         "spec": spec,
-    })
+    }))
+    .expect("an object")
 }
 
 /// ConfigMap and StatefulSet of a cluster with a valid spec.
-fn build(spec: &Value) -> (ValidatedCluster, Value, Value) {
+fn build(spec: &Value) -> (ValidatedCluster, ApiObject, ApiObject) {
     let cluster = validate(&object(spec)).unwrap_or_else(|refused| panic!("{refused}"));
     let inputs = Inputs {
         cluster_id: CLUSTER_ID.into(),
@@ -37,7 +38,7 @@ fn build(spec: &Value) -> (ValidatedCluster, Value, Value) {
         bootstrap_workers: 3,
     };
     let all = objects(&cluster, &inputs);
-    let of = |kind: &str| all.iter().find(|object| object["kind"] == kind).expect("it is built").clone();
+    let of = |kind: &str| all.iter().find(|object| object.kind().name() == kind).expect("it is built").clone();
     (cluster, of("ConfigMap"), of("StatefulSet"))
 }
 

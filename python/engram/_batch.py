@@ -35,6 +35,8 @@ class Batch(dict[str, Any]):
     tags: list[str]
     #: Requested handles whose item was removed.
     missing: U64
+    #: Of a sample with ``local=True``: factor of the member's sum of weighted gradients; otherwise ``None``.
+    scale: float | None
 
     @property
     def index(self) -> Any:
@@ -51,11 +53,6 @@ class Batch(dict[str, Any]):
 
 
 Handles: TypeAlias = "Batch | npt.ArrayLike"
-
-
-def with_wait(wait: float | None) -> float | None:
-    """Returns the deadline of a call that waits on the cluster: its own error, which says for what it waits, comes first."""
-    return None if wait is None else wait + 10.0
 
 
 def names_of(fields: Sequence[str] | None) -> list[str] | None:

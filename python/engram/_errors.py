@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import builtins
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._arrays import U64
 
 
 class EngramError(Exception):
@@ -12,6 +16,8 @@ class EngramError(Exception):
     code: str = ""
     #: Cause and possible remedies; empty without a code.
     help: str = ""
+    #: Of an ``extend`` that failed after a part of its items was appended: the handles of these, the first items; otherwise ``None``.
+    handles: U64 | None = None
 
     def __str__(self) -> str:
         text = str(self.args[0]) if self.args else ""
@@ -23,7 +29,7 @@ class ConfigError(EngramError, ValueError):
 
 
 class InvalidValueError(EngramError, ValueError):
-    """A value is out of range, or an array has the wrong dtype or shape. Nothing was changed."""
+    """A value is out of range, or an array has the wrong dtype or shape. Nothing was changed unless ``handles`` says so."""
 
 
 class UnavailableError(EngramError, ConnectionError):

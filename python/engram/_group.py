@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from . import _engram, _training_state
+from . import _engram, _sharded
 from ._database import Database, connect
 from ._errors import create, invalid
+from ._reducers import Ddp, Hooks, hash_text, trainable
+from ._training_state import TrainingState
 
 #: Steps between two comparisons of the whole state of all members.
 _DIGEST_STEPS = 50
@@ -76,7 +76,7 @@ class Group:
             raise invalid("tls and token are for an address; a Database has them from connect()")
         self._database = connect(address, tls=tls, token=token) if self._owns_database else address
         self._native: _engram.Group | None = None
-        self._reducer: _Hooks | _Ddp | None = None
+        self._reducer: Hooks | Ddp | None = None
         self._lock = threading.Lock()
         self._applied = 0
         self._last = (0, 0, 0, 0)
@@ -103,21 +103,27 @@ class Group:
     ) -> torch.nn.Module:
         """Joins the group with a model, and returns the model to train: when it returns, its state is that of the group.
 
-        Gradients are collected by hooks of the parameters. With ``ddp`` the result is a ``DistributedDataParallel`` over a process group of this
-        process alone, whose communication hook does it. ``step`` is that of a state which was loaded from a checkpoint: of processes
+        Gradients are collected by hooks of the parameters, also for a model of FSDP2 (``fully_shard``) over a mesh of this process alone. With
+        ``ddp`` the result is a ``DistributedDataParallel`` over a process group of this process alone, whose communication hook collects them.
+        ``step`` is that of a state which was loaded from a checkpoint: of processes
         that start a group, the newest step is kept.
         """
         if self._native is not None:
             raise create("Conflict", "this group has a model; one group trains one model")
         inner = model.module if isinstance(model, DistributedDataParallel) else model
-        parameters = _trainable(inner)
+        _sharded.reshard(inner)
+        parameters = trainable(inner)
         owned = {id(parameter) for part in optimizer.param_groups for parameter in part["params"]}
         foreign = [name for name, parameter in parameters if id(parameter) not in owned]
         if foreign:
             raise invalid(f"optimizer does not have parameter {foreign[0]}; required: all parameters that need a gradient")
-        self.model, self.optimizer, self.scheduler = inner, optimizer, scheduler
-        reducer = _Ddp if ddp or isinstance(model, DistributedDataParallel) else _Hooks
-        kind = "ddp" if reducer is _Ddp else "hooks"
+        state = TrainingState(inner, optimizer, scheduler)
+        reducer = Ddp if ddp or isinstance(model, DistributedDataParallel) else Hooks
+        if state.is_fsdp and reducer is Ddp:
+            raise invalid("ddp is True, but the model is one of FSDP2 (fully_shard); allowed: ddp=False")
+        self.model, self.optimizer, self.scheduler, self._state = inner, optimizer, scheduler, state
+        self._parameters = [parameter for _, parameter in parameters]
+        kind = "ddp" if reducer is Ddp else "fsdp" if state.is_fsdp else "hooks"
         text = "\n".join([kind, str(self._bucket_bytes), *(f"{name} {tuple(it.shape)}" for name, it in parameters)])
         self._applied = step
         me = weakref.ref(self)
@@ -125,7 +131,7 @@ class Group:
             self._database._native,
             self.name,
             lambda: None if (group := me()) is None else group._provide(),
-            layout=_hash(text, 8),
+            layout=hash_text(text, 8),
             digest=int(self.digest()[:16], 16),
             step=step,
             timeout=self.timeout,
@@ -186,7 +192,7 @@ class Group:
             if outcome == "applied":
                 reducer.assign()
                 if clip_norm is not None:
-                    torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm)
+                    torch.nn.utils.clip_grad_norm_(self._parameters, clip_norm)
                 self.optimizer.step()
                 if self.scheduler is not None:
                     self.scheduler.step()
@@ -244,11 +250,11 @@ class Group:
 
     def digest(self) -> str:
         """Digest of parameters and optimizer state, 32 hexadecimal digits: the same on all members after the same step."""
-        return _training_state.digest(self.model, self.optimizer)
+        return self._state.digest()
 
     # Internals
 
-    def _started(self) -> tuple[_engram.Group, _Hooks | _Ddp]:
+    def _started(self) -> tuple[_engram.Group, Hooks | Ddp]:
         if self._native is None or self._reducer is None:
             raise create("Conflict", "this group has no model, or was closed; required: wrap() before it")
         return self._native, self._reducer
@@ -263,7 +269,7 @@ class Group:
     def _provide(self) -> tuple[int, bytes] | None:
         """Copies the state for another process; on a thread of the native module."""
         with self._lock:
-            return self._applied, _training_state.encode(self.model, self.optimizer, self.scheduler)
+            return self._applied, self._state.encode()
 
     def _wait_member(self) -> None:
         """Waits until this process is a member, and installs the state of the group if it has another one."""
@@ -276,211 +282,9 @@ class Group:
                 return
             if kind == "install":
                 with self._lock:
-                    _training_state.install(content, self.model, self.optimizer, self.scheduler)
+                    self._state.install(content)
                     self._applied = step
                 native.installed(step, digest)
                 end = time.monotonic() + self.join_timeout
             elif time.monotonic() > end:
                 raise create("Timeout", f"not a member of group {self.name} within join_timeout={self.join_timeout} s: {content}", "ENG-0601")
-
-
-def _hash(text: str, size: int) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size).digest(), "little")
-
-
-def _trainable(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Returns the parameters with a gradient, in the order of their registration."""
-    parameters = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if not parameters:
-        raise invalid("model has no parameter that needs a gradient")
-    for name, parameter in parameters:
-        if type(parameter.data) is not torch.Tensor:
-            kind = type(parameter.data).__name__
-            raise invalid(f"parameter {name} is a {kind}: FSDP and other sharded parameters are not supported; allowed: whole tensors")
-        if parameter.device.type != "cpu" or parameter.dtype != torch.float32 or parameter.layout != torch.strided:
-            kind = f"{parameter.dtype} on {parameter.device}".removeprefix("torch.")
-            raise invalid(f"parameter {name} is {kind}: not supported; allowed: dense float32 on cpu")
-    return parameters
-
-
-class _Bucket:
-    """Some parameters, with their sums and their reduced gradient as one tensor each."""
-
-    def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-        self.parameters = [parameter for _, parameter in parameters]
-        self.key = _hash("\n".join(name for name, _ in parameters), 4)
-        elements = sum(parameter.numel() for parameter in self.parameters)
-        self.sums, self.reduced = torch.zeros(elements), torch.empty(elements)
-        self.missing = 0
-
-    def views(self, flat: torch.Tensor) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-        at = 0
-        for parameter in self.parameters:
-            yield parameter, flat[at : at + parameter.numel()].view_as(parameter)
-            at += parameter.numel()
-
-    def submit(self, native: _engram.Group) -> None:
-        tensors = (self.sums, self.reduced)
-        native.submit(self.key, self.sums.data_ptr(), self.reduced.data_ptr(), self.sums.numel(), tensors)
-
-
-class _Hooks:
-    """Collects gradients by hooks of the parameters. Buckets are cut once, in reverse order of registration: the same on all members."""
-
-    def __init__(
-        self, group: Group, native: _engram.Group, parameters: list[tuple[str, torch.nn.Parameter]], bucket_bytes: int
-    ) -> None:
-        self.group, self.native = group, native
-        self.buckets: list[_Bucket] = []
-        part: list[tuple[str, torch.nn.Parameter]] = []
-        for name, parameter in reversed(parameters):
-            part.append((name, parameter))
-            if sum(4 * it.numel() for _, it in part) >= bucket_bytes:
-                self.buckets.append(_Bucket(part))
-                part = []
-        if part:
-            self.buckets.append(_Bucket(part))
-        self.where = {id(it): (bucket, view) for bucket in self.buckets for it, view in bucket.views(bucket.sums)}
-        # PyTorch declares no types for the registration.
-        tensors: list[Any] = [it for _, it in parameters]
-        self.handles = [it.register_post_accumulate_grad_hook(self.ready) for it in tensors]
-        self.is_accumulating = False
-        self.begin()
-
-    #: Samples are sent with :meth:`finish`.
-    is_sent = False
-
-    def start(self, model: torch.nn.Module) -> torch.nn.Module:
-        return model
-
-    def stop(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-    def begin(self) -> None:
-        """Clears the gradients, which are views of the sums."""
-        self.next = 0
-        for bucket in self.buckets:
-            bucket.sums.zero_()
-            bucket.missing = len(bucket.parameters)
-            for parameter in bucket.parameters:
-                parameter.grad = self.where[id(parameter)][1]
-
-    def discard(self) -> None:
-        pass
-
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
-        self.is_accumulating = True
-        try:
-            yield
-        finally:
-            self.is_accumulating = False
-
-    def ready(self, parameter: torch.nn.Parameter) -> None:
-        bucket, view = self.where[id(parameter)]
-        gradient = parameter.grad
-        if gradient is not None and gradient.data_ptr() != view.data_ptr():  # it was set to None before
-            view.copy_(gradient)
-            parameter.grad = view
-        if self.is_accumulating:
-            return
-        bucket.missing -= 1
-        if bucket.missing < 0:
-            raise create("Conflict", "backward() twice in one step; use group.no_sync() for all but the last")
-        while self.next < len(self.buckets) and self.buckets[self.next].missing == 0:
-            self.submit()
-
-    def submit(self) -> None:
-        bucket = self.buckets[self.next]
-        self.next += 1
-        bucket.submit(self.native)
-
-    def finish(self, samples: int, state_digest: int) -> None:
-        """Ends the step: parameters that nothing used have a gradient of zero."""
-        while self.next < len(self.buckets):
-            self.submit()
-        self.native.finish(samples, state_digest, [])
-
-    def assign(self) -> None:
-        for bucket in self.buckets:
-            for parameter, view in bucket.views(bucket.reduced):
-                parameter.grad = view
-
-
-class _Ddp:
-    """Collects gradients by the communication hook of ``DistributedDataParallel`` over a process group of this process alone.
-
-    Futures of all buckets are completed together at the end of the step: if they were completed one by one, a failure between two buckets would give
-    a gradient of two memberships. ``find_unused_parameters`` keeps the buckets as they are, so that joiners have the same ones.
-    """
-
-    def __init__(
-        self, group: Group, native: _engram.Group, parameters: list[tuple[str, torch.nn.Parameter]], bucket_bytes: int
-    ) -> None:
-        self.group, self.native, self.bucket_bytes = group, native, bucket_bytes
-        self.names = {id(parameter): name for name, parameter in parameters}
-        self.reduced: dict[int, tuple[torch.Tensor, list[torch.nn.Parameter]]] = {}
-        self.futures: list[tuple[Any, torch.Tensor]] = []
-        self.is_sent = False
-
-    def start(self, model: torch.nn.Module) -> torch.nn.Module:
-        if not dist.is_initialized():
-            # A public name that the types of PyTorch do not export.
-            store: Any = getattr(dist, "HashStore")
-            dist.init_process_group("gloo", store=store(), rank=0, world_size=1)
-        if dist.get_world_size() != 1:
-            raise invalid(f"the default process group has {dist.get_world_size()} processes; allowed with ddp: 1, the group does the rest")
-        cap = self.bucket_bytes / 2**20
-        wrapped = DistributedDataParallel(model, bucket_cap_mb=cap, find_unused_parameters=True)
-        # It must not have annotations as texts, which PyTorch would compare with its types.
-        wrapped.register_comm_hook(self, lambda state, bucket: state(bucket))
-        self.wrapped = wrapped
-        return wrapped
-
-    def stop(self) -> None:
-        pass
-
-    def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        sums, parameters = bucket.buffer(), bucket.parameters()
-        key = _hash("\n".join(self.names[id(parameter)] for parameter in parameters), 4)
-        if key not in self.reduced:
-            self.reduced[key] = (torch.empty_like(sums), parameters)
-        reduced = self.reduced[key][0]
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        # The wait within DDP does not raise an exception that was set; its continuation does.
-        answer = future.then(lambda done: done.value())
-        self.native.submit(key, sums.data_ptr(), reduced.data_ptr(), sums.numel(), (sums, reduced))
-        self.futures.append((future, reduced))
-        if bucket.is_last():
-            futures, self.futures = self.futures, []
-            self.is_sent = True
-            self.native.finish(self.group.samples, self.group._state_digest(), futures)
-        return answer
-
-    def begin(self) -> None:
-        self.is_sent = False
-        self.group.optimizer.zero_grad()
-
-    def discard(self) -> None:
-        self.futures = []
-
-    @contextmanager
-    def accumulate(self) -> Iterator[None]:
-        with self.wrapped.no_sync():
-            yield
-
-    def finish(self, samples: int, state_digest: int) -> None:
-        raise create("Conflict", "step() before backward(); with ddp the backward pass sends the gradients")
-
-    def assign(self) -> None:
-        """Sets all gradients: DDP leaves out those of parameters that this process alone did not use."""
-        for reduced, parameters in self.reduced.values():
-            at = 0
-            for parameter in parameters:
-                view = reduced[at : at + parameter.numel()].view_as(parameter)
-                at += parameter.numel()
-                if parameter.grad is None:
-                    parameter.grad = view.clone()
-                else:
-                    parameter.grad.copy_(view)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,10 +15,11 @@ import numpy.typing as npt
 from . import _engram
 from ._aio import Steps, calls, run
 from ._arrays import U64, Timeout
-from ._batch import Batch, Handles, Updated, handles_of, names_of, per_item, tags_of, with_wait
-from ._columns import Data, encode, to_numpy
+from ._batch import Batch, Handles, Updated, handles_of, names_of, per_item, tags_of
+from ._columns import Data, check_sizes, encode, to_numpy
 from ._database import Database, one_of
-from ._errors import NotFoundError, invalid
+from ._deadline import Deadline, Waiting
+from ._errors import EngramError, NotFoundError, create, invalid
 from ._opened import OpenedBuffer, declared
 from ._pending import Pending
 from ._progress import Progress, progress_bar
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 #: Items per append: more are split.
 APPENDED = 4096
-#: How long a sample waits for items by default, in seconds.
-WAIT_SECONDS = 30.0
 
 
 class ReplayBuffer(OpenedBuffer):
@@ -47,7 +46,8 @@ class ReplayBuffer(OpenedBuffer):
     ...     batch["obs"].shape, len(buffer), updated.stale
     ((4, 2), 8, 0)
 
-    The first write declares the fields; ``fields`` declares them without a write. ``max_age`` is in policy versions. With a ``limiter``
+    The first write declares the fields; ``fields`` declares them without a write. With ``sampler=None`` the sampler of the manifest
+    (``spec.buffers``) draws. ``max_age`` is in policy versions. With a ``limiter``
     samples and appends wait for each other; settings with which both could wait are refused. ``remover`` is what happens above the
     capacity: ``"fifo"``, ``"lifo"``, ``"lowest_priority"``, ``"highest_priority"``, or ``"refuse"``.
     """
@@ -59,7 +59,7 @@ class ReplayBuffer(OpenedBuffer):
         *,
         capacity: int = 1_000_000,
         batch_size: int = 256,
-        sampler: Sampler = Prioritized(),  # noqa: B008 - frozen
+        sampler: Sampler | None = Prioritized(),  # noqa: B008 - frozen
         limiter: SampleToInsert | MinSize | None = None,
         max_age: int | None = None,
         max_reuse: int | None = None,
@@ -93,7 +93,8 @@ class ReplayBuffer(OpenedBuffer):
         self._step = 0
         self._pending: Pending | None = None
         if fields is not None:
-            run(self._declare([declared(name, *declaration) for name, declaration in fields.items()], self._timeout))
+            schema = [declared(name, *declaration) for name, declaration in fields.items()]
+            run(self._declare(schema, Deadline(self._timeout)))
 
     # Writes
 
@@ -112,47 +113,77 @@ class ReplayBuffer(OpenedBuffer):
 
         ``data`` has an array per field with one row per item; lists of arrays of different lengths are a jagged field. Tensors and
         TensorDicts are accepted. ``version`` is the policy version, ``trajectory`` a number other than 0; each one per item or one for
-        all. Waits for the limiter at most ``timeout``.
+        all; a priority of ``None``, also in a list, is the buffer's initial one. ``timeout``, for all items together, includes the wait
+        for the limiter; without one the connection's is that of every 4,096 items.
+
+        All items are checked before the first is sent, and with ``remover="refuse"`` whether there is room for all. Items are sent 4,096 at
+        a time: of an error after the first of these, ``handles`` are those of the items that are stored.
         """
         columns = to_numpy(data)
-        limit = self._limit(timeout)
-        native = yield from self._open(columns, limit)
-        assert self._schema is not None, "is known once the buffer is open"
-        count, encoded = encode(self._schema, columns)
+        deadline = self._deadline(timeout)
+        native = yield from self._open(columns, deadline)
+        count, encoded = encode(self._fields(), columns)
+        tags = tags_of(tag, count)
+        check_sizes(encoded, count, tags)
         options: dict[str, Any] = {
-            "priorities": per_item("priority", priority, count, np.float64),
+            "priorities": per_item("priority", _filled(priority, native), count, np.float64),
             "versions": per_item("version", version, count, np.uint64),
             "trajectories": per_item("trajectory", trajectory, count, np.uint64),
-            "tags": tags_of(tag, count),
+            "tags": tags,
         }
-        handles = []
-        for start in range(0, count, APPENDED):
-            rows = slice(start, min(start + APPENDED, count))
-            part = {name: None if column is None else column[rows] for name, column in options.items()}
-            parts = [column.rows(rows) for column in encoded]
-            wait = WAIT_SECONDS if limit is None else limit
-            appended = yield native.append(rows.stop - rows.start, parts, wait=wait, timeout=with_wait(limit), **part)
-            handles.append(appended[0])
+        if count > APPENDED and native.refuses():
+            yield from self._check_room(native, count, deadline)
+        handles: list[U64] = []
+        try:
+            for start in range(0, count, APPENDED):
+                rows = slice(start, min(start + APPENDED, count))
+                part = {name: None if column is None else column[rows] for name, column in options.items()}
+                parts = [column.rows(rows) for column in encoded]
+                waiting = self._waiting(deadline.left("items are not appended")).options("items are not appended")
+                appended = yield native.append(rows.stop - rows.start, parts, **waiting, **part)
+                handles.append(appended[0])
+        except EngramError as failure:
+            if handles:
+                failure.handles = np.concatenate(handles)
+                stored = f"the first {len(failure.handles)} of {count} items are appended: the error has their handles"
+                failure.args = (f"{failure.args[0]}; {stored}",)
+            raise
         return np.concatenate(handles) if handles else np.empty(0, np.uint64)
+
+    def _check_room(self, native: _engram.Buffer, count: int, deadline: Deadline) -> Steps[None]:
+        """Refuses items for which a full buffer has no room, as the cluster does for the items of one request."""
+        items = (yield native.stats(timeout=deadline.left("items are not appended")))["items"]
+        room = max(native.capacity() - items, 0)
+        if count > room:
+            found = f"buffer {self.name} is full: {items} items of capacity {native.capacity()}"
+            raise create("Capacity", f"{found}, {count} more are not allowed; allowed: {room} (remover: Refuse)", "ENG-0504")
 
     def add(self, item: Data, priority: float | None = None, *, version: int = 0, trajectory: int = 0, tag: str = "") -> None:
         """Appends one item. Items are sent together after 5 ms, by :meth:`flush`, and at the end of ``with``.
 
-        A failure of a send is raised by the next call of ``add`` or ``flush``.
+        An item whose fields are not those of the buffer, or of the first item, is refused here. A failure of a send is raised by the next
+        call of ``add``, which does not take its item then, or of ``flush``. Items stay collected until a send succeeds, and are sent again by
+        the next call; after a timeout some may be stored twice. Only items that the cluster refuses as invalid are dropped: the error says
+        how many.
         """
-        row = {name: np.asarray(value)[None] for name, value in to_numpy(item).items()}
+        row = {name: np.asarray(value) for name, value in to_numpy(item).items()}
+        if self._current() is None and self._pending is None:
+            # Another process may have declared the fields.
+            with suppress(NotFoundError):
+                run(self._existing(self._deadline(None)))
         with self._lock:
             if self._pending is None:
                 self._pending = Pending(self)
             pending = self._pending
-        pending.add(row, priority, version, trajectory, tag)
+        pending.add(row, priority, version, trajectory, tag, self._schema)
 
     append = add
 
     def flush(self, *, timeout: Timeout = None) -> None:
-        """Sends the items of :meth:`add` that are collected."""
+        """Sends the items of :meth:`add` that are collected, and waits for those that are being sent. Those that are not sent in time stay."""
+        self._current()
         if self._pending is not None:
-            self._pending.flush()
+            self._pending.flush(self._deadline(timeout))
 
     # Reads
 
@@ -167,16 +198,19 @@ class ReplayBuffer(OpenedBuffer):
         step: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        local: bool = False,
         timeout: Timeout = None,
     ) -> Steps[Batch]:
         """Draws a batch; of :class:`Slices` and :class:`Groups` ``batch_size`` is the number of these.
 
-        Waits at most ``timeout`` (30 s by default) for the buffer, for enough items, and for the limiter; the error says for what. A draw
-        is a function of ``seed``, ``step`` and the items; ``step`` counts up by itself. ``version`` is the learner's, for ``max_age``.
-        Members of a group (``rank`` of ``world_size``) get disjoint parts of one draw.
+        Waits at most ``timeout`` (by default the connection's) for the buffer, for enough items, and for the limiter; the error says for
+        what. A draw is a function of ``seed``, ``step`` and the items; ``step`` counts up by itself. ``version`` is the learner's, for
+        ``max_age``.
+        Members of a group (``rank`` of ``world_size``) get disjoint parts of one draw. With ``local`` each draws a ``batch_size`` of its own, by
+        priority, from its own partitions, every ``world_size``-th of the buffer's; multiply the member's sum of weighted gradients by the batch's
+        ``scale``, add those of all members, and divide by nothing.
         """
-        wait = self._limit(timeout) or WAIT_SECONDS
-        deadline = time.monotonic() + wait
+        deadline = self._waiting(self._limit(timeout))
         native = yield from self._wait_for_buffer(deadline)
         if step is None:
             step, self._step = self._step, self._step + 1
@@ -184,10 +218,11 @@ class ReplayBuffer(OpenedBuffer):
         count = self.batch_size if batch_size is None else batch_size
         if count < 1:
             raise invalid(f"batch_size is {count}; allowed: at least 1")
-        left = max(deadline - time.monotonic(), 0.001)
+        if local and self.as_ == "tensordict":
+            raise invalid("local is True with as_='tensordict', which has no scale; allowed: with 'numpy' and 'torch'")
         columns = yield native.sample(
             name, count, seed=self.seed, step=step, fields=names_of(fields), version=version, rank=rank,
-            world=world_size, wait=left, timeout=with_wait(left), **options,
+            world=world_size, local=local, **deadline.options("no sample is drawn"), **options,
         )  # fmt: skip
         return self._batch(columns)
 
@@ -212,38 +247,70 @@ class ReplayBuffer(OpenedBuffer):
     @calls
     def get(self, handles: Handles, fields: Sequence[str] | None = None, *, timeout: Timeout = None) -> Steps[Batch]:
         """Returns items by handle. Transfers only ``fields``; ``[]`` = none. Removed items are in ``missing``."""
-        limit = self._limit(timeout)
-        native = yield from self._existing(limit)
-        return self._batch((yield native.get(handles_of(handles), fields=names_of(fields), timeout=limit)))
+        deadline = self._deadline(timeout)
+        native = yield from self._existing(deadline)
+        left = deadline.left("items are not read")
+        return self._batch((yield native.get(handles_of(handles), fields=names_of(fields), timeout=left)))
 
     @calls
-    def list(self, tag: str | None = None, *, limit: int = 0, timeout: Timeout = None) -> Steps[Batch]:
-        """Returns handles, priorities, versions and tags, without fields, oldest first; at most ``limit``, 65,536 by default."""
-        wait = self._limit(timeout)
+    def list(self, tag: str | None = None, *, limit: int | None = None, timeout: Timeout = None) -> Steps[Batch]:
+        """Returns handles, priorities, versions and tags, without fields, oldest first; at most ``limit``, by default all."""
+        if limit is not None and limit < 1:
+            raise invalid(f"limit is {limit}; allowed: at least 1, or None = all")
+        deadline = self._deadline(timeout)
         name = None if tag is None else tag.encode()
-        native = yield from self._existing(wait)
-        return self._batch((yield native.list(tag=name, limit=limit, timeout=wait)))
+        native = yield from self._existing(deadline)
+        return self._batch((yield native.list(tag=name, limit=limit or 0, timeout=deadline.left("items are not listed"))))
+
+    def to_arrow(self, handles: Handles | None = None, fields: Sequence[str] | None = None, *, timeout: Timeout = None) -> Any:
+        """Returns items by handle, by default all, as a ``pyarrow.Table``. Needs the extra ``engram[arrow]``.
+
+        The columns are the fields, in the memory in which they were received, then ``_handle``, ``_priority``, ``_version``, ``_trajectory``
+        and ``_tag``. A field with fixed dimensions is a list of fixed size, a jagged one a list.
+        """
+        from ._arrow import table_of
+
+        deadline = self._deadline(timeout)
+        native = run(self._existing(deadline))
+        found = handles_of(self.list(timeout=deadline.left("items are not listed")) if handles is None else handles)
+        parts = [*self._read(native, found, fields, deadline, False)]
+        names = names_of(fields)
+        return table_of([field for field in self._fields() if names is None or field.name in names], parts)
+
+    def _read(
+        self, native: _engram.Buffer, handles: U64, fields: Sequence[str] | None, deadline: Deadline, progress: Progress
+    ) -> Iterator[Batch]:
+        """Reads items in parts. Those that were removed meanwhile are left out."""
+        with progress_bar(len(handles), "item", progress) as advance:
+            done = 0
+            for chunk in chunks(handles):
+                left = deadline.left(f"{done} of {len(handles)} items are read")
+                part = self._numpy(native.get(chunk, fields=names_of(fields), timeout=left).wait())
+                done += len(chunk)
+                yield part
+                advance(len(chunk))
 
     # Changes
 
     @calls
     def update_priority(self, handles: Handles, priority: object, *, timeout: Timeout = None) -> Steps[Updated]:
         """Sets priorities. Handles of removed items are counted as stale, and never reach another item."""
-        limit, numbers = self._limit(timeout), handles_of(handles)
+        deadline, numbers = self._deadline(timeout), handles_of(handles)
         priorities = per_item("priority", priority, len(numbers), np.float64)
         if priorities is None:
             raise invalid("priority is None; required: one number per handle, or one for all")
-        native = yield from self._existing(limit)
-        return Updated(*(yield native.update_priorities(numbers, priorities, timeout=limit)))
+        native = yield from self._existing(deadline)
+        left = deadline.left("priorities are not updated")
+        return Updated(*(yield native.update_priorities(numbers, priorities, timeout=left)))
 
     update_priorities = update_priority
 
     @calls
     def delete(self, handles: Handles, *, timeout: Timeout = None) -> Steps[Updated]:
         """Deletes items."""
-        limit = self._limit(timeout)
-        native = yield from self._existing(limit)
-        return Updated(*(yield native.delete(handles_of(handles), timeout=limit)))
+        deadline = self._deadline(timeout)
+        native = yield from self._existing(deadline)
+        return Updated(*(yield native.delete(handles_of(handles), timeout=deadline.left("items are not deleted"))))
 
     @calls
     def consume(
@@ -256,31 +323,30 @@ class ReplayBuffer(OpenedBuffer):
         timeout: Timeout = None,
     ) -> Steps[Batch]:
         """Leases the oldest items that ``consumer`` has not had, each once. An item that is not acknowledged in time is leased again."""
-        wait = self._limit(timeout) or WAIT_SECONDS
-        deadline = time.monotonic() + wait
+        deadline = self._waiting(self._limit(timeout))
         native = yield from self._wait_for_buffer(deadline)
-        left = max(deadline - time.monotonic(), 0.001)
         count = self.batch_size if batch_size is None else batch_size
-        options = {"lease": lease, "fields": names_of(fields), "wait": left, "timeout": with_wait(left)}
+        options = {"lease": lease, "fields": names_of(fields), **deadline.options("no items are leased")}
         return self._batch((yield native.consume(consumer, count, **options)))
 
     @calls
     def acknowledge(self, consumer: str, handles: Handles, *, timeout: Timeout = None) -> Steps[Updated]:
         """Records that ``consumer`` is done with items."""
-        limit = self._limit(timeout)
-        native = yield from self._existing(limit)
-        return Updated(*(yield native.acknowledge(consumer, handles_of(handles), timeout=limit)))
+        deadline = self._deadline(timeout)
+        native = yield from self._existing(deadline)
+        left = deadline.left("items are not acknowledged")
+        return Updated(*(yield native.acknowledge(consumer, handles_of(handles), timeout=left)))
 
     # The buffer
 
     @calls
     def stats(self, *, timeout: Timeout = None) -> Steps[dict[str, Any]]:
         """Returns figures: ``items``, ``capacity``, ``appended``, ``sampled``, ``deleted``, ``priority_sum``, ``consumers``, and what
-        appends and samples wait for now.
+        appends and samples wait for now. ``sampled`` is counted with a limiter or ``max_reuse`` only.
         """
-        limit = self._limit(timeout)
-        native = yield from self._existing(limit)
-        return {"capacity": native.capacity(), **(yield native.stats(timeout=limit))}
+        deadline = self._deadline(timeout)
+        native = yield from self._existing(deadline)
+        return {"capacity": native.capacity(), **(yield native.stats(timeout=deadline.left("statistics are not read")))}
 
     def __len__(self) -> int:
         """Number of items; 0 before the first write."""
@@ -306,20 +372,19 @@ class ReplayBuffer(OpenedBuffer):
 
         ``progress`` shows a bar if tqdm is installed; ``"auto"`` only on a terminal.
         """
-        limit = self._limit(timeout)
-        native = run(self._existing(limit))
-        handles = handles_of(self.list(timeout=timeout))
-        parts = []
-        with progress_bar(len(handles), "item", progress) as advance:
-            for chunk in chunks(handles):
-                parts.append(self._numpy(native.get(chunk, timeout=limit).wait()))
-                advance(len(chunk))
+        deadline = self._deadline(timeout)
+        native = run(self._existing(deadline))
+        handles = handles_of(self.list(timeout=deadline.left("items are not listed")))
+        parts = [*self._read(native, handles, None, deadline, progress)]
         return write(path, self._fields(), parts)
 
     def load(self, path: str | os.PathLike[str], *, timeout: Timeout = None) -> U64:
-        """Appends the items of :meth:`save`; returns their new handles."""
+        """Appends the items of a file of :meth:`save`, or of ``engram buffer export``; returns their new handles.
+
+        Other npz files are read, too: an array per field, with the items in the first dimension.
+        """
         data, priorities, options = read(path)
-        return self.extend(data, priorities, timeout=timeout, **options) if len(priorities) else np.empty(0, np.uint64)
+        return self.extend(data, priorities, timeout=timeout, **options) if len(next(iter(data.values()))) else np.empty(0, np.uint64)
 
     @calls
     def drop(self, *, timeout: Timeout = None) -> Steps[int]:
@@ -346,7 +411,8 @@ class ReplayBuffer(OpenedBuffer):
         return AsyncReplayBuffer(self)
 
     def close(self) -> None:
-        """Sends collected items. The buffer stays on the cluster."""
+        """Sends collected items. The buffer stays on the cluster. After an error the items are still collected: the next call sends them again."""
+        self._current()
         if self._pending is not None:
             self._pending.close()
             self._pending = None
@@ -370,3 +436,10 @@ class ReplayBuffer(OpenedBuffer):
         super()._forked()
         # Collected items belong to the parent.
         self._pending = None
+
+
+def _filled(priority: object, native: _engram.Buffer) -> object:
+    """Returns priorities, with the initial one in place of those of a list that are ``None``."""
+    if not isinstance(priority, (list, tuple)) or all(value is not None for value in priority):
+        return priority
+    return [native.initial_priority() if value is None else value for value in priority]

@@ -13,12 +13,18 @@ from ._stream import AsyncStream, Member, part_of
 
 
 class AsyncReplayBuffer:
-    """Awaitable calls of a :class:`ReplayBuffer`. Cancelling the task cancels the request."""
+    """Awaitable calls of a :class:`ReplayBuffer`. Cancelling the task cancels the request.
+
+    ``add``, ``flush``, ``save``, ``load``, ``to_arrow`` and ``close`` run in a thread of the event loop's pool: a cancelled one goes on.
+    ``dataset``, which is for processes of a ``DataLoader``, is the buffer's own: ``buffer.dataset()``.
+    """
 
     def __init__(self, sync: ReplayBuffer) -> None:
         self.sync = sync
 
     extend = twin(ReplayBuffer.extend)
+    add = in_thread(ReplayBuffer.add)
+    append = add
     flush = in_thread(ReplayBuffer.flush)
     sample = twin(ReplayBuffer.sample)
     get = twin(ReplayBuffer.get)
@@ -31,6 +37,7 @@ class AsyncReplayBuffer:
     stats = twin(ReplayBuffer.stats)
     save = in_thread(ReplayBuffer.save)
     load = in_thread(ReplayBuffer.load)
+    to_arrow = in_thread(ReplayBuffer.to_arrow)
     close = in_thread(ReplayBuffer.close)
     drop = twin(ReplayBuffer.drop)
 

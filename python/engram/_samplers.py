@@ -69,6 +69,20 @@ class SampleToInsert:
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """Keeps ``low <= inserts * ratio - samples <= high``. Samples wait for ``min_size`` items."""
+
+    ratio: float
+    min_size: int
+    low: float
+    high: float
+
+    def parts(self) -> tuple[float, int, float, float]:
+        """Returns ratio, minimum size, and the bounds of the difference."""
+        return (self.ratio, self.min_size, self.low, self.high)
+
+
+@dataclass(frozen=True)
 class MinSize:
     """Samples wait for ``min_size`` items; appends never wait."""
 
@@ -79,9 +93,13 @@ class MinSize:
         return (1.0, self.min_size, -1e300, 1e300)
 
 
-def options_of(sampler: Sampler, beta: float | None) -> tuple[str, dict[str, Any]]:
-    """Returns name and options of a sampler for the native module."""
+def options_of(sampler: Sampler | None, beta: float | None) -> tuple[str, dict[str, Any]]:
+    """Returns name and options of a sampler for the native module; ``None`` is that of the buffer."""
     match sampler:
+        case None:
+            if beta is not None:
+                raise invalid(f"beta is {beta} with sampler=None; allowed: the beta of the buffer's own sampler")
+            return "default", {}
         case Prioritized(alpha, own):
             return "prioritized", {"alpha": alpha, "beta": own if beta is None else beta}
         case Uniform():
@@ -94,4 +112,4 @@ def options_of(sampler: Sampler, beta: float | None) -> tuple[str, dict[str, Any
             return "slices", {"length": length}
         case Groups(n):
             return "groups", {"length": n}
-    raise invalid(f"sampler is {sampler!r}; allowed: Prioritized, Uniform, Fifo, Lifo, Slices, Groups")
+    raise invalid(f"sampler is {sampler!r}; allowed: Prioritized, Uniform, Fifo, Lifo, Slices, Groups, or None = that of the buffer")

@@ -8,34 +8,40 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from ._batch import Batch
 
 
+def _draw_ahead(
+    draw: Callable[[], Batch], ready: queue.Queue[Batch | BaseException], stopped: threading.Event, batches: int | None
+) -> None:
+    """Draws batches until all are drawn, a draw fails, or the stream is closed."""
+    while not stopped.is_set() and batches != 0:
+        try:
+            item: Batch | BaseException = draw()
+        except BaseException as failure:
+            item = failure
+        batches = None if batches is None else batches - 1
+        while not stopped.is_set():
+            with suppress(queue.Full):
+                ready.put(item, timeout=0.1)
+                break
+        if isinstance(item, BaseException):
+            return
+
+
 class Stream(Iterator[Batch]):
-    """Batches of :meth:`ReplayBuffer.stream`; :meth:`close` ends the thread that draws ahead."""
+    """Batches of :meth:`ReplayBuffer.stream`. :meth:`close`, and the end of the last reference, end the thread that draws ahead."""
 
     def __init__(self, draw: Callable[[], Batch], depth: int, batches: int | None) -> None:
+        self._stopped = threading.Event()
         self._draw, self._left = draw, batches
         self._queue: queue.Queue[Batch | BaseException] | None = queue.Queue(depth) if depth else None
-        self._stopped = threading.Event()
         if self._queue is not None:
-            threading.Thread(target=self._run, args=(self._queue, batches), name="engram-prefetch", daemon=True).start()
-
-    def _run(self, ready: queue.Queue[Batch | BaseException], batches: int | None) -> None:
-        while not self._stopped.is_set() and batches != 0:
-            try:
-                item: Batch | BaseException = self._draw()
-            except BaseException as failure:
-                item = failure
-            batches = None if batches is None else batches - 1
-            while not self._stopped.is_set():
-                with suppress(queue.Full):
-                    ready.put(item, timeout=0.1)
-                    break
-            if isinstance(item, BaseException):
-                return
+            # Without a reference to this object: the end of its last one ends the thread.
+            arguments = (draw, self._queue, self._stopped, batches)
+            threading.Thread(target=_draw_ahead, args=arguments, name="engram-prefetch", daemon=True).start()
 
     def __next__(self) -> Batch:
         if self._left == 0 or self._stopped.is_set():
@@ -108,6 +114,13 @@ class Member(Protocol):
         """Number of members."""
 
 
-def part_of(group: Member | None) -> dict[str, int]:
+class Part(TypedDict, total=False):
+    """The part of a draw that is a member's."""
+
+    rank: int
+    world_size: int
+
+
+def part_of(group: Member | None) -> Part:
     """Returns the part of a draw that is a member's."""
     return {} if group is None else {"rank": group.rank, "world_size": group.world_size}

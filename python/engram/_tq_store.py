@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import Any, TypeAlias
 
@@ -12,8 +14,10 @@ import numpy as np
 from . import _tq_values as forms
 from ._aio import run
 from ._arrays import U64
+from ._columns import split_rows
 from ._database import Database
-from ._errors import CapacityError, EngramError
+from ._deadline import Waiting
+from ._errors import CapacityError, EngramError, InvalidValueError
 from ._replay import ReplayBuffer
 from ._tq_checkpoints import LIVE, REQUEST, Checkpoints, owners_of
 
@@ -43,50 +47,73 @@ class SampleStore:
     """Samples as items of a buffer. Safe to use from several threads.
 
     A put appends items and returns a handle per value. An item is never changed: a field that is put again is a new item, and the old version
-    stays readable by its handle until the sample is cleared. A clear hides items, so that a checkpoint before it can be restored; what no
-    checkpoint needs is deleted later, with what a clear did not name.
+    stays readable by its handle until the sample is cleared. A clear hides samples, so that a checkpoint before it can be restored; what no
+    checkpoint needs is deleted later.
     """
 
-    def __init__(self, db: Database, name: str, capacity: int, timeout: float | None) -> None:
+    def __init__(self, db: Database, name: str, capacity: int, timeout: float) -> None:
         fields: dict[str, Any] = {"form": (np.uint8, (None,))}
         fields |= {_column(number): (np.uint8, (None,)) for number in range(COLUMNS)}
-        self.buffer = ReplayBuffer(db, name, capacity=capacity, remover="refuse", fields=fields, timeout=timeout)
+        options: dict[str, Any] = {"capacity": capacity, "remover": "refuse", "max_priority": 1.0}
+        self.buffer = ReplayBuffer(db, name, fields=fields, timeout=timeout, **options)
         #: Checkpoints, and what they need.
-        self.checkpoints = Checkpoints(self.buffer, list(fields))
+        self.checkpoints = Checkpoints(self.buffer, capacity, timeout)
         self._timeout = timeout
         self._cleared = 0
+        #: Numbers of puts that failed, and whether items of theirs may be left.
+        self._failed, self._is_left = list[int](), False
         self._lock = threading.Lock()
 
     def put(
         self, fields: Sequence[forms.Values], tags: Sequence[str], owners: Sequence[int | None]
     ) -> list[list[Handle]]:
-        """Appends rows: for each field the handle of each row. ``owners`` are the samples of rows that exist already, by their metadata."""
-        rows = len(tags)
+        """Appends rows: for each field the handle of each row. ``owners`` are the samples of rows that exist already, by their metadata.
+
+        A put that fails leaves no items: those that cannot be deleted at once are deleted by the next put or sweep of this store.
+        """
+        if self._is_left:
+            self.sweep()
         held = np.array([owner or 0 for owner in owners], np.uint64)
         self._check("put", held[held > 0], [tag for tag, owner in zip(tags, owners, strict=True) if owner])
-        samples, handles, appended = held, list[list[Handle]](), list[U64]()
-        for group in _grouped(fields):
-            items = self._append(group, rows, tags, samples)
-            appended.append(items)
-            # The first item of a new sample is the sample.
-            samples = np.where(samples == 0, items, samples)
-            for column in range(len(group)):
-                handles.append(list(zip(samples.tolist(), items.tolist(), repeat(column))))
+        samples, handles, appended, number = held, list[list[Handle]](), list[U64](), secrets.randbits(63) | 1
         try:
+            for group in _grouped(fields):
+                items = self._append(group, tags, samples, number, appended)
+                # The first item of a new sample is the sample.
+                samples = np.where(samples == 0, items, samples)
+                for column in range(len(group)):
+                    handles.append(list(zip(samples.tolist(), items.tolist(), repeat(column))))
             # The sample may have been cleared meanwhile, and its slot given to another.
             self._check("put", held[held > 0], [tag for tag, owner in zip(tags, owners, strict=True) if owner])
-        except StaleHandleError:
-            self.buffer.delete(np.concatenate(appended))
+        except BaseException as failure:
+            # What a request has stored that failed otherwise has no handles: a sweep finds it by the number of the put.
+            self._failed.append(number)
+            self._is_left = True
+            if isinstance(failure, (StaleHandleError, InvalidValueError, CapacityError)):
+                with suppress(EngramError):
+                    self.checkpoints.delete(np.concatenate([np.empty(0, np.uint64), *appended]))
+                    self._is_left = False
             raise
         return handles
 
-    def _append(self, group: Sequence[forms.Values], rows: int, tags: Sequence[str], samples: U64) -> U64:
+    def discard(self, handles: Sequence[Handle]) -> None:
+        """Deletes the items of handles that no caller has got."""
+        self.checkpoints.delete(np.array([item for _, item, _ in handles], np.uint64))
+
+    def _deadline(self) -> Waiting:
+        return Waiting(self._timeout)
+
+    def _append(
+        self, group: Sequence[forms.Values], tags: Sequence[str], samples: U64, number: int, done: list[U64]
+    ) -> U64:
+        """Appends an item per row, and returns the items; those of every request are added to ``done`` when it ends."""
+        rows, first = len(tags), len(done)
         lengths, descriptions = forms.describe(group)
         columns = [("form", lengths, descriptions), *((_column(n), values.lengths, values.data) for n, values in enumerate(group))]
         empty = (np.zeros(rows, np.uint32), np.empty(0, np.uint8))
         columns += [(_column(number), *empty) for number in range(len(group), COLUMNS)]
-        native = run(self.buffer._existing(self._timeout))
-        handles, limit = [], self._timeout or 30.0
+        deadline = self._deadline()
+        native = run(self.buffer._existing(deadline))
         ends = [np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]) for _, lengths, _ in columns]
         for start in range(0, rows, REQUEST):
             end = min(start + REQUEST, rows)
@@ -94,16 +121,21 @@ class SampleStore:
                 (name, "uint8", [], lengths[start:end].tolist(), data[int(at[start]) : int(at[end])])
                 for (name, lengths, data), at in zip(columns, ends, strict=True)
             ]
-            options = {"trajectories": samples[start:end], "tags": [tag.encode() for tag in tags[start:end]]}
+            options = {
+                "priorities": np.full(end - start, LIVE),
+                "versions": np.full(end - start, number, np.uint64),
+                "trajectories": samples[start:end],
+                "tags": [tag.encode() for tag in tags[start:end]],
+            }
             try:
-                appended = native.append(end - start, parts, wait=limit, timeout=limit + 10.0, **options).wait()
+                appended = native.append(end - start, parts, **deadline.options(f"{start} of {rows} rows are stored"), **options).wait()
             except CapacityError:
                 # Cleared samples take room until they are swept.
                 if not self.sweep():
                     raise
-                appended = native.append(end - start, parts, wait=limit, timeout=limit + 10.0, **options).wait()
-            handles.append(appended[0])
-        result: U64 = np.concatenate(handles)
+                appended = native.append(end - start, parts, **deadline.options(f"{start} of {rows} rows are stored"), **options).wait()
+            done.append(appended[0])
+        result: U64 = np.concatenate(done[first:])
         return result
 
     def get(self, keys: Sequence[str], fields: Sequence[str], handles: Sequence[Handle | None]) -> list[Any]:
@@ -159,9 +191,10 @@ class SampleStore:
         return forms.tensors(columns, len(items))
 
     def _read(self, items: U64, columns: Sequence[int]) -> dict[str, Any]:
-        native = run(self.buffer._existing(self._timeout))
+        deadline = self._deadline()
+        native = run(self.buffer._existing(deadline))
         names = ["form", *map(_column, columns)]
-        read: dict[str, Any] = native.get(items, fields=names, timeout=self._timeout).wait()
+        read: dict[str, Any] = native.get(items, fields=names, timeout=deadline.left("fields are not read")).wait()
         read["parts"] = {name: (lengths, data) for name, _, _, lengths, data in read["columns"]}
         return read
 
@@ -176,7 +209,7 @@ class SampleStore:
             raise StaleHandleError("get", [keys[int(number)] for number in numbers[gone]])
         order = np.argsort(read["handles"])
         rows = order[np.searchsorted(read["handles"], items[numbers], sorter=order)]
-        descriptions = [forms.forms_of(row.tobytes()) for row in _split(*read["parts"]["form"])]
+        descriptions = [forms.forms_of(row.tobytes()) for row in split_rows(*read["parts"]["form"])]
         for column in np.unique(columns[numbers]).tolist():
             chosen = columns[numbers] == column
             places, lines = numbers[chosen].tolist(), rows[chosen].tolist()
@@ -197,11 +230,11 @@ class SampleStore:
         if not pairs:
             return
         items = np.array([handle[:2] for _, handle in pairs], np.uint64)
-        unique = np.unique(items)
-        self._check("clear", unique, [key for key, _ in pairs], items)
-        self.checkpoints.hide(unique)
+        self._check("clear", np.unique(items), [key for key, _ in pairs], items)
+        samples = np.unique(items[:, 0])
+        self.checkpoints.hide(samples)
         with self._lock:
-            self._cleared += len(np.unique(items[:, 0]))
+            self._cleared += len(samples)
             due = self._cleared >= max(SWEEP, self.buffer.stats()["items"] // 2)
             self._cleared = 0 if due else self._cleared
         if due:
@@ -209,7 +242,9 @@ class SampleStore:
 
     def sweep(self) -> int:
         """Deletes items that no handle reaches, and no checkpoint needs; returns their number."""
-        return self.checkpoints.sweep()
+        swept = self.checkpoints.sweep(list(self._failed))
+        self._is_left = False
+        return swept
 
     def live(self, tag: str) -> dict[str, tuple[Handle, forms.Form]]:
         """Returns handle and form of the newest version of each field of the live sample with a tag. Lists all items with the tag."""
@@ -217,11 +252,12 @@ class SampleStore:
         if not len(listed.index):
             return {}
         owners = owners_of(listed)
-        samples = listed.index[(listed.priorities == LIVE) & (owners == listed.index)]
+        samples = listed.index[(owners == listed.index) & ~np.isin(owners, self.checkpoints.cleared())]
         if not len(samples):
             return {}
         newest = int(samples[-1])
-        items = listed.index[(owners == newest) & (listed.priorities == LIVE)]
+        # An item of a later put is newer than the first item, which may be listed after it: they are in different partitions.
+        items = np.concatenate([samples[-1:], listed.index[(owners == newest) & (listed.index != newest)]])
         found: dict[str, tuple[Handle, forms.Form]] = {}
         for item, description in zip(items.tolist(), self.buffer.get(items, fields=["form"])["form"], strict=True):
             for column, (field, form) in enumerate(forms.forms_of(description.tobytes()).items()):
@@ -248,10 +284,6 @@ def _gone(missing: U64, found: U64, priorities: Any) -> U64:
 
 def _column(number: int) -> str:
     return f"c{number}"
-
-
-def _split(lengths: Any, data: Any) -> list[Any]:
-    return np.split(data, np.cumsum(lengths)[:-1])
 
 
 def _grouped(fields: Sequence[forms.Values]) -> list[list[forms.Values]]:

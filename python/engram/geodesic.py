@@ -204,7 +204,8 @@ def fit(
     """Trains a model on spectra: ascending ``ppb``, ascending ``nm``, ``absorbance`` [ppb, nm].
 
     ``starts`` models with different initial parameters are trained, on all processors; their mean is the prediction.
-    ``settings`` are those of a manifest: ``steps``, ``seed``, ``stride``, ``patience``, ``metric_rate``, ``decoder_rate``, ...
+    ``settings`` are those of a manifest: ``steps``, ``seed``, ``stride``, ``patience``, ``metric_rate``, ``decoder_rate``, ... ``engine``
+    is ``ClosedForm``, ``BatchedShooting`` or ``ChristoffelGrid``: what solves the geodesics of predictions.
     """
     if starts < 1:
         raise invalid(f"starts is {starts}; allowed: at least 1")

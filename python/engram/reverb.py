@@ -51,8 +51,16 @@ selectors = SimpleNamespace(
     MinHeap=lambda: _Remover("lowest_priority"),
     MaxHeap=lambda: _Remover("highest_priority"),
 )
-#: Rate limiters.
-rate_limiters = SimpleNamespace(MinSize=lambda min_size_to_sample: _samplers.MinSize(min_size_to_sample), SampleToInsertRatio=_ratio)
+def _queue(size: int) -> _samplers.Bounds:
+    if size < 2:
+        raise invalid(f"size of a queue or stack is {size}; allowed: at least 2")
+    return _samplers.Bounds(1.0, 1, 0.0, float(size))
+
+
+#: Rate limiters. ``Queue`` and ``Stack`` keep at most ``size`` items that were not sampled: inserts wait for samples.
+rate_limiters = SimpleNamespace(
+    MinSize=lambda min_size_to_sample: _samplers.MinSize(min_size_to_sample), SampleToInsertRatio=_ratio, Queue=_queue, Stack=_queue
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,16 @@ class Table:
     rate_limiter: Any
     max_times_sampled: int = 0
     signature: object = None
+
+    @classmethod
+    def queue(cls, name: str, max_size: int, signature: object = None) -> Table:
+        """Returns a table whose items are sampled once, the oldest first; inserts wait for room."""
+        return cls(name, selectors.Fifo(), selectors.Fifo(), max_size, rate_limiters.Queue(max_size), 1, signature)
+
+    @classmethod
+    def stack(cls, name: str, max_size: int, signature: object = None) -> Table:
+        """Returns a table whose items are sampled once, the newest first; inserts wait for room."""
+        return cls(name, selectors.Lifo(), selectors.Lifo(), max_size, rate_limiters.Stack(max_size), 1, signature)
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings of the buffer."""

@@ -11,7 +11,9 @@ import torch
 from ._batch import Batch
 from ._database import one_of
 from ._group import Group as Group
+from ._process_group import ElasticProcessGroup as ElasticProcessGroup
 from ._replay import ReplayBuffer as _ReplayBuffer
+from ._stream import Part
 
 
 class ReplayBuffer(_ReplayBuffer):
@@ -29,7 +31,7 @@ class BufferDataset(torch.utils.data.IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Any]:
         worker = torch.utils.data.get_worker_info()
-        part = {} if worker is None else {"rank": worker.id, "world_size": worker.num_workers}
+        part: Part = {} if worker is None else {"rank": worker.id, "world_size": worker.num_workers}
         count = 0
         while self.batches is None or count < self.batches:
             yield self.buffer.sample(fields=self.fields, **part)

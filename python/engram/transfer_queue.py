@@ -30,6 +30,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ from transfer_queue.storage.managers.base import KVStorageManager, StorageManage
 
 from . import _tq_values as forms
 from ._database import Database, connect
-from ._errors import create, invalid
+from ._errors import EngramError, create, invalid
 from ._tq_store import Handle, SampleStore
 from ._tq_store import StaleHandleError as StaleHandleError
 
@@ -84,13 +85,19 @@ class EngramClient(StorageKVClient):  # type: ignore[misc, unused-ignore]
         owners: list[int | None] = [None] * len(rows)
         found: dict[tuple[str, str], Handle] = {}
         tags = [tag_of("", int(slot)) for slot in rows]
-        for field, column in by_field.items():
-            numbers = sorted(column)
-            part = forms.encode(field, [column[number] for number in numbers])
-            (handles,) = self.store.put([part], [tags[n] for n in numbers], [owners[n] for n in numbers])
-            for number, handle in zip(numbers, handles, strict=True):
-                owners[number] = handle[0]
-                found[list(rows)[number], field] = handle
+        encoded = {field: forms.encode(field, [column[number] for number in sorted(column)]) for field, column in by_field.items()}
+        names = list(rows)
+        try:
+            for field, column in by_field.items():
+                numbers = sorted(column)
+                (handles,) = self.store.put([encoded[field]], [tags[n] for n in numbers], [owners[n] for n in numbers])
+                for number, handle in zip(numbers, handles, strict=True):
+                    owners[number] = handle[0]
+                    found[names[number], field] = handle
+        except BaseException:
+            with suppress(EngramError):
+                self.store.discard(list(found.values()))
+            raise
         return [found[slot, field] for slot, field in zip(slots, fields, strict=True)]
 
     def get(
@@ -173,7 +180,7 @@ class EngramManager(KVStorageManager):  # type: ignore[misc, unused-ignore]
     async def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes which buffer of which cluster has the samples, and the number of a checkpoint of it: the values are durable there.
 
-        Samples that are cleared later stay until two more checkpoints are saved. Writes no values, and lists the samples.
+        Samples that are cleared later stay until two more checkpoints are saved. Writes no values, and lists the items of the buffer.
         """
         saved = await asyncio.to_thread(self._place)
         saved["checkpoint"] = await asyncio.to_thread(self.storage_client.store.checkpoints.save)

@@ -163,6 +163,16 @@ impl Buffer {
         self.native().spec().capacity
     }
 
+    /// Whether it refuses items when it is full.
+    fn refuses(&self) -> bool {
+        self.native().spec().remover == Remover::Refuse
+    }
+
+    /// Returns the priority of items appended without one.
+    fn initial_priority(&self) -> f64 {
+        self.native().spec().initial_priority
+    }
+
     /// Appends items; returns their handles, and how many items were removed to make room.
     #[pyo3(signature = (count, columns, *, priorities=None, versions=None, trajectories=None, tags=None, wait=0.0, timeout=None))]
     fn append(
@@ -193,7 +203,7 @@ impl Buffer {
 
     /// Draws a batch.
     #[pyo3(signature = (by, count, *, alpha=0.0, beta=0.0, length=1, seed=0, step=0, fields=None, version=0, rank=0, world=1,
-        wait=0.0, timeout=None))]
+        local=false, wait=0.0, timeout=None))]
     fn sample(
         &self,
         by: &str,
@@ -207,10 +217,12 @@ impl Buffer {
         version: u64,
         rank: u32,
         world: u32,
+        local: bool,
         wait: f64,
         timeout: Option<f64>,
     ) -> PyResult<Call> {
         let by = match by {
+            "default" => SampleBy::Default,
             "prioritized" => SampleBy::Prioritized { alpha, beta },
             "uniform" => SampleBy::Uniform,
             "fifo" => SampleBy::Fifo,
@@ -220,7 +232,7 @@ impl Buffer {
             _ => return Err(PyValueError::new_err(format!("sampler is {by:?}"))),
         };
         let (wait, fields) = (duration(wait)?, selection(fields));
-        let sample = Sample { version, rank, world, wait, fields, ..Sample::new(by, count, seed, step) };
+        let sample = Sample { version, rank, world, local, wait, fields, ..Sample::new(by, count, seed, step) };
         Ok(self.read(timeout, |buffer| async move { buffer.sample(sample).await }))
     }
 
@@ -349,6 +361,7 @@ fn batch(py: Python<'_>, batch: Batch) -> PyResult<Bound<'_, PyDict>> {
     result.set_item("handles", handles(py, batch.handles))?;
     result.set_item("missing", handles(py, batch.missing))?;
     result.set_item("weights", batch.weights.into_pyarray(py))?;
+    result.set_item("scale", batch.scale)?;
     result.set_item("priorities", batch.priorities.into_pyarray(py))?;
     result.set_item("versions", batch.versions.into_pyarray(py))?;
     result.set_item("trajectories", batch.trajectories.into_pyarray(py))?;

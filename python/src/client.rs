@@ -152,6 +152,12 @@ impl Client {
         self.threads.is_own()
     }
 
+    /// Deadline of calls that have none of their own, in seconds.
+    #[getter]
+    fn timeout(&self) -> f64 {
+        self.client().options().read_deadline.as_secs_f64()
+    }
+
     /// Inserts memories, or changes the given columns of existing ones.
     #[pyo3(signature = (ids, *, keys=None, weights=None, groups=None, features=None, payloads=None, timeout=None))]
     fn upsert(

@@ -32,9 +32,16 @@ fn classify(failure: &Error) -> (&'static str, Option<Code>) {
             ("Timeout", Some(Code::Busy))
         }
         Error::OutcomeUnknown { .. } | Error::Deadline { .. } => ("Timeout", Some(Code::DeadlineExceeded)),
+        Error::Partial { failures, .. } if failures.iter().all(|it| is_late(&it.error)) => {
+            ("Timeout", Some(Code::DeadlineExceeded))
+        }
         Error::Protocol(_) => ("VersionMismatch", Some(Code::Incompatible)),
         Error::Rejected(_) | Error::Partial { .. } => by_kind(failure.kind()),
     }
+}
+
+const fn is_late(failure: &Error) -> bool {
+    matches!(failure, Error::OutcomeUnknown { .. } | Error::Deadline { .. })
 }
 
 fn by_kind(kind: ProblemKind) -> (&'static str, Option<Code>) {

@@ -32,6 +32,18 @@ def test_awaitable_calls_use_no_threads(db: engram.Database) -> None:
     asyncio.run(main())
 
 
+def test_single_items_are_added_on_the_event_loop(db: engram.Database) -> None:
+    async def main() -> None:
+        async with engram.aio.ReplayBuffer(db.aio, "single", capacity=1_000) as buffer:
+            for row in range(20):
+                await buffer.add({"x": float(row)})
+            await buffer.append({"x": 20.0})
+            await buffer.flush()
+            assert sorted((await buffer.get(await buffer.list()))["x"].tolist()) == list(range(21))
+
+    asyncio.run(main())
+
+
 def test_cancelled_task_cancels_its_request(db: engram.Database) -> None:
     async def main() -> None:
         buffer = engram.aio.ReplayBuffer(db.aio, "cancelled", limiter=engram.MinSize(10), batch_size=4)

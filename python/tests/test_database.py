@@ -106,12 +106,12 @@ def test_empty_batches_are_accepted(db: engram.Database) -> None:
     assert len(db.get(np.empty(0))) == 0
 
 
-def test_deadline_is_an_error_with_its_code(db: engram.Database) -> None:
+def test_deadline_is_an_error_with_its_code(db: engram.Database, stop_process: Callable[[int], None]) -> None:
     assert db.local is not None
     workers = [worker["process"]["pid"] for worker in db.local.endpoints()["workers"]]
     try:
         for worker in workers:
-            os.kill(worker, signal.SIGSTOP)
+            stop_process(worker)
         with pytest.raises(engram.TimeoutError) as raised:
             db.get([1], timeout=0.25)
     finally:

@@ -23,9 +23,9 @@ def address(db: engram.Database) -> str:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("options", [[], ["--ddp"]], ids=["hooks", "ddp"])
+@pytest.mark.parametrize("options", [[], ["--ddp"], ["--fsdp"]], ids=["hooks", "ddp", "fsdp"])
 def test_killed_process_costs_no_step_and_a_joiner_ends_with_the_same_bits(db: engram.Database, options: list[str]) -> None:
-    command = [sys.executable, str(EXAMPLE), "--address", address(db), "--group", f"example{len(options)}"]
+    command = [sys.executable, str(EXAMPLE), "--address", address(db), "--group", "-".join(["example", *options])]
     done = subprocess.run([*command, "--steps", "120", "--pause", "0.02", *options], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all processes have digest" in done.stdout
@@ -61,6 +61,15 @@ class Head(nn.Module):
 
 
 head = Head(model)
+if sys.argv[2] == "fsdp":
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = dist.init_device_mesh("cpu", (1,))
+    for layer in (model[0], model[2], unused):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(head, mesh=mesh)
 optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
 address, ddp = sys.argv[1], sys.argv[2] == "ddp"
 with Group(address, "gradients-" + sys.argv[2], min_members=3, bucket_mb=0.0005, timeout=2.0) as group:
@@ -72,7 +81,7 @@ with Group(address, "gradients-" + sys.argv[2], min_members=3, bucket_mb=0.0005,
         loss = (wrapped(inputs[part], group.rank == 1) - targets[part]).square().sum()
         loss.backward()
         assert group.step(), group.last_step
-    own = [it.detach().clone() for it in head.parameters()]
+    own = [getattr(it.detach(), "full_tensor", it.detach)().clone() for it in head.parameters()]
     rank, digest, statistics = group.rank, group.digest(), group.statistics
 
 torch.manual_seed(0)
@@ -91,7 +100,7 @@ print(json.dumps({"rank": rank, "digest": digest, "worst": worst, "steps": stati
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["hooks", "ddp"])
+@pytest.mark.parametrize("kind", ["hooks", "ddp", "fsdp"])
 def test_uneven_batches_and_unused_parameters_equal_one_process_on_all_samples(db: engram.Database, kind: str) -> None:
     command = [sys.executable, "-c", GRADIENTS, address(db), kind]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
@@ -126,6 +135,89 @@ def test_bad_models_and_other_settings_are_rejected_with_the_field(db: engram.Da
             Group(db, "settings", timeout=0.9, join_timeout=10).wrap(*model())
 
 
+SHARDED = """
+import sys, torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+
+import engram
+from engram.torch import Group
+
+
+def refused(model, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        Group(sys.argv[1], "sharded").wrap(model, optimizer, **options)
+    except engram.InvalidValueError as error:
+        return str(error)
+    raise AssertionError("the model was accepted")
+
+
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=int(sys.argv[3]), world_size=2)
+error = refused(fully_shard(nn.Linear(4, 2), mesh=dist.init_device_mesh("cpu", (2,))))
+assert "weight is sharded over 2 processes: not supported" in error and "a mesh of one process in each member" in error, error
+alone = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("pair", "alone"))["alone"]
+layer = nn.Linear(4, 2)
+layer.weight = nn.Parameter(DTensor.from_local(layer.weight.detach(), alone, [Replicate()], run_check=False))
+error = refused(layer)
+assert "weight is a DTensor, but no module is one of fully_shard" in error, error
+# Both processes have to make it.
+error = refused(FullyShardedDataParallel(nn.Linear(4, 2), device_id=torch.device("cpu")))
+assert "FullyShardedDataParallel (FSDP1): not supported" in error, error
+dist.destroy_process_group()
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+error = refused(fully_shard(nn.Linear(4, 2), mesh=dist.init_device_mesh("cpu", (1,))), ddp=True)
+assert "allowed: ddp=False" in error, error
+"""
+
+
+@pytest.mark.timeout(120)
+def test_models_that_are_sharded_over_processes_are_rejected_with_what_is_allowed(db: engram.Database, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SHARDED, address(db), str(tmp_path / "store")]
+    processes = [subprocess.Popen([*command, rank], stderr=subprocess.PIPE, text=True) for rank in ("0", "1")]
+    errors = [process.communicate(timeout=100)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+
+
+def test_state_of_an_fsdp_model_is_copied_and_installed_while_its_parameters_are_whole(db: engram.Database) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    from engram._training_state import TrainingState
+
+    def state(seed: int) -> TrainingState:
+        torch.manual_seed(seed)
+        model = fully_shard(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)), mesh=mesh)
+        return TrainingState(model, torch.optim.AdamW(model.parameters(), lr=0.1), None)
+
+    inputs = torch.randn(8, 3)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1,))
+        first, second = state(0), state(1)
+        first.model(inputs).square().sum().backward()
+        first.optimizer.step()
+        before, copies = first.digest(), []
+        # Within a pass the modules have whole parameters; after a forward pass they keep them until the backward pass.
+        hook = first.model[1].register_forward_pre_hook(lambda *_: copies.append(first.encode()))
+        first.model(inputs).sum().backward()
+        hook.remove()
+        assert first.digest() == before
+        second.model(inputs)
+        second.install(copies[0])
+        assert second.digest() == before
+        first.model.eval()
+        second.model.eval()
+        for own, other in zip(first.model[0].parameters(), second.model[0].parameters(), strict=True):
+            assert torch.equal(own.full_tensor(), other.full_tensor())
+    finally:
+        dist.destroy_process_group()
+
+
 def test_step_with_a_gradient_that_is_not_finite_is_skipped(db: engram.Database) -> None:
     import torch
 
@@ -143,6 +235,69 @@ def test_step_with_a_gradient_that_is_not_finite_is_skipped(db: engram.Database)
         assert group.last_step["members"] == 1 and group.steps == 2
         assert not torch.equal(layer.weight, before)
         assert group.statistics["skipped"] == 1
+
+
+ELASTIC = """
+import json, sys, time, torch
+import torch.distributed as dist
+from engram.torch import ElasticProcessGroup
+
+torch.set_num_threads(1)
+steps, state, failed, is_changed = 90, torch.zeros(2), False, False
+with ElasticProcessGroup(sys.argv[1], "elastic", timeout=1.0, collective_timeout=5.0) as members:
+    while state[0] < steps:
+        is_changed |= members.sync(failed)
+        failed = False
+        try:
+            if is_changed:
+                dist.broadcast(state, members.root)
+                is_changed = False
+            elif dist.get_world_size() < 3 and state[0] in (0, 60):
+                time.sleep(0.02)  # until all are here
+            else:
+                total = torch.ones(1)
+                dist.all_reduce(total)
+                assert total == dist.get_world_size()
+                state += torch.tensor([1.0, total / dist.get_world_size()])
+                print(json.dumps({"step": int(state[0]), "size": dist.get_world_size(), "rank": dist.get_rank()}), flush=True)
+                time.sleep(0.01)
+        except RuntimeError:
+            failed = True
+    print(json.dumps({"state": state.tolist()}), flush=True)
+"""
+
+
+@pytest.mark.timeout(200)
+def test_process_group_of_pytorch_goes_on_with_the_living_members(db: engram.Database) -> None:
+    import torch
+
+    if not hasattr(torch.distributed, "_reconfigure"):
+        pytest.skip("this PyTorch has no torch.distributed._reconfigure")
+
+    def start() -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", ELASTIC, address(db)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    first, second, victim = start(), start(), start()
+    try:
+        assert victim.stdout is not None
+        for line in victim.stdout:
+            if json.loads(line)["step"] >= 20:
+                break
+        victim.kill()
+        victim.communicate()
+        members = [first, second, start()]
+        outputs = [member.communicate(timeout=150) for member in members]
+        assert [member.returncode for member in members] == [0, 0, 0], outputs
+        reports = [[json.loads(line) for line in output.splitlines()] for output, _ in outputs]
+        assert [report[-1]["state"] for report in reports] == [[90.0, 90.0]] * 3
+        assert [sorted({it["size"] for it in report[:-1]}) for report in reports] == [[2, 3], [2, 3], [3]]
+        assert {report[-2]["rank"] for report in reports} == {0, 1, 2}
+        # A joiner has the state of the others.
+        assert reports[2][0]["step"] == 61
+    finally:
+        for process in (first, second, victim):
+            process.kill()
 
 
 SECURED = """

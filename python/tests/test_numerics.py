@@ -58,6 +58,34 @@ def test_geodesic_model_predicts_an_unseen_spectrum() -> None:
     assert np.array_equal(model.predict(33.0), geodesic.fit(ppb[rest], nm, absorbance[rest], steps=150, stride=2).predict(33.0))
 
 
+def test_flow_decoder_predicts_an_unseen_spectrum_from_its_sources() -> None:
+    ppb, nm, absorbance = geodesic.example(step=20)
+    held_out = 2
+    rest = np.arange(len(ppb)) != held_out
+    known, spectra = ppb[rest], absorbance[rest]
+    model = geodesic.fit(known, nm, spectra, steps=150, stride=2, decoder="Flow")
+    predicted = model.predict(ppb[held_out])
+    error, spread = (np.sqrt(np.mean((it - absorbance[held_out]) ** 2)) for it in (predicted, spectra.mean(0)))
+    assert error < 0.9 * spread, "better than the mean of the others"
+    slope = geodesic.fit(known, nm, spectra, steps=150, stride=2)
+    assert np.abs(slope.predict(ppb[held_out]) - predicted).max() > 1e-4, "another decoder"
+    # A shifted source shifts what is predicted from it: the path begins at its source, not at 0.
+    first, shifted = (geodesic.fit(known, nm, it, steps=20, decoder="Flow").predict(25.0) for it in (spectra, spectra + 0.25))
+    assert shifted == pytest.approx(first + 0.25, abs=1e-6)
+    with pytest.raises(engram.InvalidValueError, match="Flux.*Slope.*Flow"):
+        geodesic.fit(known, nm, spectra, decoder="Flux")
+
+
+def test_engines_predict_the_same_spectrum() -> None:
+    ppb, nm, absorbance = geodesic.example(step=40)
+    exact = geodesic.fit(ppb, nm, absorbance, steps=20, validation_stride=4, stride=4).predict(25.0)
+    for engine in ("BatchedShooting", "ChristoffelGrid"):
+        other = geodesic.fit(ppb, nm, absorbance, steps=20, validation_stride=4, stride=4, engine=engine).predict(25.0)
+        assert other == pytest.approx(exact, abs=1e-4) and not np.array_equal(other, exact), engine
+    with pytest.raises(engram.InvalidValueError, match="engine ChristoffelGrid does not support decoder Flow"):
+        geodesic.fit(ppb, nm, absorbance, steps=20, decoder="Flow", engine="ChristoffelGrid")
+
+
 def test_leave_one_out_reports_every_fold_and_a_verdict() -> None:
     report = geodesic.leave_one_out(*geodesic.example(step=20), steps=20)
     assert report.rmse.shape == (6,) and np.isfinite(report.rmse).all()

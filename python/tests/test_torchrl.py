@@ -90,3 +90,30 @@ def test_items_are_found_again_and_state_is_checked(db: engram.Database) -> None
     assert torch.equal(single.get(0), torch.arange(3))
     with pytest.raises(engram.InvalidValueError, match="data is a str"):
         single.set(1, "text")
+
+
+def test_buffer_takes_and_returns_tensordicts(db: engram.Database) -> None:
+    import torch
+    from tensordict import TensorDict
+
+    from engram.torch import ReplayBuffer
+
+    flat = steps(40).flatten_keys(".")
+    buffer = ReplayBuffer(db, "tensordicts", capacity=100, batch_size=8, as_="tensordict")
+    handles = buffer.extend(flat, priority=torch.ones(40))
+    read = buffer.get(handles)
+    assert isinstance(read, TensorDict) and read.batch_size == torch.Size([40])
+    assert all(torch.equal(read[name], flat[name]) and read[name].dtype == flat[name].dtype for name in flat.keys())
+    batch = buffer.sample()
+    assert batch.unflatten_keys(".")["next", "obs"].shape == (8, 3)
+    assert buffer.update_priority(batch, torch.full((8,), 2.0)).stale == 0
+    buffer.add(flat[0])
+    buffer.flush()
+    assert len(buffer) == 41
+    with pytest.raises(engram.InvalidValueError, match="field next is nested"):
+        buffer.extend(steps(2))
+    jagged = ReplayBuffer(db, "jagged-tensordicts", capacity=100, as_="tensordict")
+    rows = [torch.arange(length) for length in (2, 0, 3)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    for data in ({"tokens": rows}, TensorDict({"tokens": nested}, [3])):
+        assert [row.tolist() for row in jagged.get(jagged.extend(data))["tokens"]] == [[0, 1], [], [0, 1, 2]]

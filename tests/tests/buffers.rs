@@ -3,6 +3,10 @@
 
 #[path = "buffers/large.rs"]
 mod large;
+#[path = "buffers/local.rs"]
+mod local;
+#[path = "buffers/samplers.rs"]
+mod samplers;
 
 use engram_client::{
     Batch, Buffer, BufferSpec, BufferStats, Client, Column, DType, Field, Fields, Items, RateLimit, Remover, Sample,
@@ -80,7 +84,7 @@ async fn unsharded(buffer: &Buffer, count: u32, step: u64) -> Vec<MemoryId> {
     let table = engram_kernels::priority::Priorities::new(39_322);
     let weight = |row: &usize| buffer.spec().weight_units(listed.priorities[*row]).unwrap();
     let priorities = Priorities::new(order.iter().map(|row| table.of(weight(row))).collect());
-    let draws = Draws { seed: 42, step, count, total: priorities.total() };
+    let draws = Draws { seed: 42, step, stream: 0, count, total: priorities.total() };
     let handle = |draw| listed.handles[order[priorities.find(draws.threshold(draw)).unwrap()]];
     (0..count).map(handle).collect()
 }
@@ -131,6 +135,8 @@ fn sharded_buffer_draws_what_one_buffer_would() {
             assert_eq!(mine, whole.iter().skip(rank as usize).step_by(2).copied().collect::<Vec<_>>());
         }
 
+        local::samples(&buffer, &handles, expected[3] / (20.0 * 256.0)).await;
+
         // Order of age, over partitions.
         let fifo = buffer.sample(Sample::new(SampleBy::Fifo, 40, 0, 0)).await.unwrap();
         assert_eq!(numbers(&fifo), (0..40).collect::<Vec<_>>());
@@ -147,10 +153,10 @@ fn sharded_buffer_draws_what_one_buffer_would() {
         assert_eq!(buffer.stats().await.unwrap().items, ITEMS as u64);
         refusals(&client, &buffer).await;
         assert_eq!(buffer.stats().await.unwrap().items, ITEMS as u64, "a refused call changed something");
-        limits(&client).await;
+        Box::pin(limits(&client)).await;
         small(&client).await;
         pages(&buffer).await;
-        cancelled(&cluster, &client).await;
+        Box::pin(cancelled(&cluster, &client)).await;
         declared(&cluster, &client).await;
         files(&cluster, &client, &buffer).await;
         assert_eq!(client.drop_buffer("train").await.unwrap(), ITEMS as u64);
@@ -200,7 +206,8 @@ async fn limits(client: &Client) {
         full.append(items(start..start + 6, |_| 1.0)).await.unwrap();
     }
     let refused = full.append(items(0..3, |_| 1.0)).await.unwrap_err();
-    assert_eq!(refused.kind(), ProblemKind::BufferFull, "{refused}");
+    let text = "buffer full is full: 18 items of capacity 20, 3 more are not allowed; allowed: 2 (remover: Refuse)";
+    assert_eq!((refused.kind(), refused.to_string().as_str()), (ProblemKind::BufferFull, text));
     full.append(items(0..2, |_| 1.0)).await.unwrap();
     assert_eq!(full.stats().await.unwrap().items, 20);
 
@@ -391,6 +398,15 @@ async fn files(cluster: &Cluster, client: &Client, buffer: &Buffer) {
             "{format}"
         );
     }
+    let listed = cluster.engram(&["buffer", "list", "-o", "name"]).exits_with(0).stdout;
+    assert!(["train", "copy-npz", "copy-parquet"].iter().all(|name| listed.contains(name)), "{listed}");
+    let described = cluster.engram(&["buffer", "describe", "copy-npz"]).exits_with(0).stdout;
+    assert!(
+        ["obs", "float32[2]", "tokens", "uint16[*]", "9,000"].iter().all(|it| described.contains(it)),
+        "{described}"
+    );
+    cluster.engram(&["buffer", "delete", "copy-npz"]).exits_with(0);
+    assert_eq!(client.buffer("copy-npz").await.unwrap_err().kind(), ProblemKind::BufferUnknown);
     let path = cluster.folder().join("batch.npz").display().to_string();
     let sampled = cluster.engram(&["buffer", "sample", "train", "--count", "16", "--alpha", "0.6", "--to", &path]);
     assert_eq!(sampled.code, Some(0), "{}", sampled.stderr);

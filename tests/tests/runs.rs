@@ -2,14 +2,24 @@
 
 #[path = "runs/algebra.rs"]
 mod algebra;
-#[path = "runs/faults.rs"]
+#[path = "runs/faults/cuts.rs"]
+mod cuts;
+#[path = "runs/faults/mod.rs"]
 mod faults;
 #[path = "runs/federated.rs"]
 mod federated;
+#[path = "runs/federated_edge.rs"]
+mod federated_edge;
+#[path = "runs/federated_input.rs"]
+mod federated_input;
+#[path = "runs/federated_masks.rs"]
+mod federated_masks;
 #[path = "runs/graph.rs"]
 mod graph;
 #[path = "runs/job.rs"]
 mod job;
+#[path = "runs/faults/links.rs"]
+mod links;
 #[path = "runs/replay.rs"]
 mod replay;
 #[path = "runs/settings.rs"]

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Disk space kept in reserve for a start on a full disk: its identity and a small log segment.
 const RESERVE_BYTES: u64 = 1 << 20;
 
-/// Options of a worker, as JSON.
+/// Options of a worker, as JSON. One public field per setting, therefore more than a dozen.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Options {

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::process;
+use crate::results;
 use crate::workspace::{self, Profile};
 
 #[derive(clap::Args)]
@@ -21,7 +22,7 @@ pub(crate) struct Options {
     /// Seed of the order and targets of faults
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Kill and pause workers at random points of trainings on 2 to 5 workers instead, and compare with an undisturbed training
+    /// Kill and pause workers and cut their links at random points of trainings on 2 to 5 workers instead, and compare with an undisturbed training
     #[arg(long, conflicts_with = "full")]
     training: bool,
     /// Number of faults (with --training)
@@ -69,7 +70,67 @@ fn training(options: &Options) -> Result<()> {
     if let Some(seed) = options.seed {
         command.env("ENGRAM_TRAINING_SEED", seed.to_string());
     }
-    process::run(&mut command)
+    let report = workspace::target().join("training-faults.json");
+    process::run(command.env("ENGRAM_TRAINING_REPORT", &report))?;
+    let text = fs::read_to_string(&report).with_context(|| format!("failed to read {}", report.display()))?;
+    let report: TrainingReport = serde_json::from_str(&text).context("the campaign did not write a report")?;
+    let section = recovery_section(options.count, &report, &commit()?);
+    results::replace_section("train.md", crate::bench::TRAIN_TITLE, "Recovery under faults", &section)
+}
+
+/// What a campaign of faults of trainings measured.
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TrainingReport {
+    outcome: TrainingOutcome,
+    trainings: u64,
+    /// In ascending order.
+    recovery_seconds: Vec<f64>,
+}
+
+/// What is read of the outcome that all campaigns of faults have.
+#[derive(serde::Deserialize)]
+struct TrainingOutcome {
+    seed: u64,
+    faults: Vec<FaultsOfKind>,
+}
+
+#[derive(serde::Deserialize)]
+struct FaultsOfKind {
+    kind: String,
+    done: u32,
+}
+
+/// Renders the section of a campaign that passed.
+fn recovery_section(count: u32, report: &TrainingReport, commit: &str) -> String {
+    let TrainingReport { outcome: TrainingOutcome { seed, faults }, trainings, recovery_seconds: seconds } = report;
+    let faults: Vec<String> = faults.iter().map(|FaultsOfKind { kind, done }| format!("{kind} {done}")).collect();
+    let at = |share: f64| {
+        let index = (seconds.len() as f64 * share) as usize;
+        seconds
+            .get(index.min(seconds.len().saturating_sub(1)))
+            .map_or_else(|| "-".to_owned(), |it| format!("{it:.2} s"))
+    };
+    let upper = [0.05, 0.1, 0.25, 0.5, 1.0, 2.0, f64::INFINITY];
+    let mut lower = 0.0;
+    let mut header = "| recoveries | median | p99 | longest | floor of p99 |".to_owned();
+    let (mut rule, mut line) =
+        ("| --- ".repeat(5), format!("| {} | {} | {} | {} | 1.0 s |", seconds.len(), at(0.5), at(0.99), at(1.0)));
+    for bound in upper {
+        let name = if bound.is_finite() { format!("up to {bound} s") } else { "longer".to_owned() };
+        let number = seconds.iter().filter(|it| **it > lower && **it <= bound).count();
+        header.push_str(&format!(" {name} |"));
+        rule.push_str("| --- ");
+        line.push_str(&format!(" {number} |"));
+        lower = bound;
+    }
+    format!(
+        "Command: `cargo xtask chaos --training --count {count} --seed {seed}`. Commit: {commit}. Development build, two cores with other work. Trainings on \
+         2 to 5 workers: {trainings}. Faults: {}. No step was lost or repeated, and parameters and optimizer state equal those of an undisturbed training, \
+         bit by bit.\n\nA recovery is the time from the last step with a lost worker to the next committed step. Faults that end within the detection time, or hit \
+         a worker that had not joined, have none.\n\n{header}\n{rule}|\n{line}\n",
+        faults.join(", ")
+    )
 }
 
 /// Runs one campaign: kills, pauses, cuts, seconds and the share of load. Its progress goes to stderr.
@@ -117,4 +178,20 @@ fn commit() -> Result<String> {
         "--abbrev=40",
     ]));
     Ok(described.context("failed to read the commit from git")?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn section_has_percentiles_and_every_recovery_in_one_range() {
+        let outcome = json!({ "seed": 7, "faults": [{ "kind": "Kill", "done": 9, "restored": {} }], "ledger": null });
+        let recovery_seconds = (1..=100).map(|it| f64::from(it) * 0.02).collect();
+        let report =
+            TrainingReport { outcome: serde_json::from_value(outcome).unwrap(), trainings: 2, recovery_seconds };
+        let text = recovery_section(12, &report, "abc");
+        assert!(text.contains("| 100 | 1.02 s | 2.00 s | 2.00 s | 1.0 s | 2 | 3 | 7 | 13 | 25 | 50 | 0 |\n"), "{text}");
+        assert!(text.contains("--count 12 --seed 7`. Commit: abc.") && text.contains("Faults: Kill 9."), "{text}");
+    }
 }

@@ -65,6 +65,11 @@ fn folder() -> PathBuf {
     workspace::root().join("kernels")
 }
 
+/// Folder of the `.cu` files; headers are in its folder `include`.
+fn sources_folder() -> PathBuf {
+    folder().join("cuda")
+}
+
 /// Returns the nvcc flags. Fatbins record ptxas options, so writing and checking use the same ones.
 fn flags() -> Vec<String> {
     let mut flags = ["-std=c++17", "-O3", "-fmad=false", "-fatbin", "-Xptxas", "-v"].map(str::to_owned).to_vec();
@@ -77,7 +82,7 @@ fn flags() -> Vec<String> {
 /// Returns the `.cu` files, by name without extension.
 fn sources() -> Result<Vec<String>> {
     let mut names = Vec::new();
-    for entry in fs::read_dir(folder()).context("failed to read kernels/")? {
+    for entry in fs::read_dir(sources_folder()).context("failed to read kernels/cuda")? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "cu") {
             names.extend(path.file_stem().map(|name| name.to_string_lossy().into_owned()));
@@ -95,7 +100,13 @@ fn build(nvcc: &Path) -> Result<KernelBuild> {
         let fatbin = out.join(format!("{name}.fatbin"));
         // A relative path from inside the folder, so that the output is the same everywhere.
         let mut command = Command::new(nvcc);
-        command.current_dir(folder()).args(&flags).arg(format!("{name}.cu")).arg("-o").arg(&fatbin);
+        command
+            .current_dir(sources_folder())
+            .args(&flags)
+            .args(["-I", "include"])
+            .arg(format!("{name}.cu"))
+            .arg("-o")
+            .arg(&fatbin);
         let output = command.output().context("failed to start nvcc")?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "nvcc failed on {name}.cu:\n{stderr}");
@@ -151,7 +162,7 @@ fn manifest(built: &KernelBuild) -> Result<String> {
     for (name, fatbin) in &built.fatbins {
         writeln!(text, "\n[{name}]\n\"{name}.fatbin\" = \"{}\"", sha256(fatbin)?)?;
         for source in with_includes(&format!("{name}.cu"))? {
-            writeln!(text, "\"{source}\" = \"{}\"", sha256(&folder().join(&source))?)?;
+            writeln!(text, "\"{source}\" = \"{}\"", sha256(&source_path(&source))?)?;
         }
     }
     Ok(text)
@@ -161,13 +172,18 @@ fn manifest(built: &KernelBuild) -> Result<String> {
 fn with_includes(source: &str) -> Result<BTreeSet<String>> {
     let (mut sources, mut open) = (BTreeSet::new(), vec![source.to_owned()]);
     while let Some(next) = open.pop() {
-        let text =
-            fs::read_to_string(folder().join(&next)).with_context(|| format!("failed to read kernels/{next}"))?;
+        let path = source_path(&next);
+        let text = fs::read_to_string(&path).with_context(|| format!("failed to read {}", path.display()))?;
         let included = text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
         open.extend(included.filter(|included| !sources.contains(*included)).map(str::to_owned));
         sources.insert(next);
     }
     Ok(sources)
+}
+
+/// Returns the path of a source or header.
+fn source_path(name: &str) -> PathBuf {
+    sources_folder().join(if name.ends_with(".cuh") { "include" } else { "" }).join(name)
 }
 
 fn sha256(path: &Path) -> Result<String> {

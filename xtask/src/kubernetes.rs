@@ -55,14 +55,24 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 pub(crate) fn build(release: bool) -> Result<PathBuf> {
     // With the same selection as `cargo build --release` and `cargo xtask test`, plus a test: other features would rebuild dependencies.
     let (profile, mut build) = if release {
-        let selection = PACKAGES.iter().flat_map(|name| ["-p", name]);
-        (Profile::Release, Profile::Release.cargo("build", ["-q"].into_iter().chain(selection)))
+        (Profile::Release, release_build())
     } else {
         let profile = Profile::of_tests()?;
         (profile, profile.cargo("build", ["-q", "--workspace", "--test", "worker"]))
     };
     process::run(build.args(PROGRAMS.iter().flat_map(|name| ["--bin", name])))?;
     Ok(profile.folder())
+}
+
+/// Builds operator and worker as users do, and returns their folder.
+pub(crate) fn build_images() -> Result<PathBuf> {
+    process::run(release_build().args(["--locked", "--bin", "engram-operator", "--bin", "engram-worker"]))?;
+    Ok(Profile::Release.folder())
+}
+
+/// Returns the command for programs in release. All packages are selected, so that dependencies have the same features whichever is built.
+fn release_build() -> Command {
+    Profile::Release.cargo("build", ["-q"].into_iter().chain(PACKAGES.iter().flat_map(|name| ["-p", name])))
 }
 
 /// Builds the worker of another commit, in separate folders that are kept for the next time.

@@ -1,6 +1,7 @@
 //! The layers of the workspace: a crate depends only on crates of lower layers (docs/architecture.md).
 
 use std::collections::BTreeMap;
+use std::fs;
 
 use serde::Deserialize;
 
@@ -9,8 +10,8 @@ use crate::{process, workspace};
 /// Packages from the lowest layer to the highest, without the prefix `engram-`. A package that is not listed fails the test.
 const LAYERS: [&[&str]; 7] = [
     &["memory", "objects", "trace"],
-    &["proto", "cluster", "kernels", "api", "identity", "forecast", "telemetry"],
-    &["wire", "collective", "replay", "neural", "tropical", "information", "federated"],
+    &["proto", "cluster", "kernels", "api", "identity", "forecast", "telemetry", "tropical"],
+    &["wire", "collective", "replay", "neural", "information", "federated"],
     &["store", "client", "mapstore", "train", "geodesic", "devices"],
     &["learn", "coordinator", "faults", "simulation", "snapshot", "participant"],
     // Helpers of tests: everything below uses them as a dev-dependency only.
@@ -66,6 +67,19 @@ fn crates_depend_only_on_lower_layers() {
     let metadata: Metadata = serde_json::from_str(&process::read(&mut cargo).unwrap()).unwrap();
     assert!(metadata.packages.len() > 20, "{} packages", metadata.packages.len());
     assert_eq!(violations(&metadata.packages), Vec::<String>::new());
+}
+
+/// Returns the layers of a page, from the lowest: lines of a number and names, with notes in parentheses, three spaces apart.
+fn shown_layers(page: &str) -> Vec<Vec<&str>> {
+    let lines = page.lines().rev().filter_map(|line| line.strip_prefix("layer "));
+    let names = lines.map(|line| line.split("   ").skip(1));
+    names.map(|names| names.map(|name| name.split(" (").next().unwrap().trim()).collect()).collect()
+}
+
+#[test]
+fn architecture_shows_the_layers() {
+    let page = fs::read_to_string(workspace::root().join("docs/architecture.md")).unwrap();
+    assert_eq!(shown_layers(&page), LAYERS.map(<[&str]>::to_vec));
 }
 
 #[test]

@@ -28,7 +28,10 @@ mod page;
 mod process;
 mod python;
 mod reference;
+mod results;
 mod sbom;
+#[cfg(test)]
+mod shape;
 mod simulate;
 mod stages;
 mod test;
@@ -77,7 +80,7 @@ enum Command {
     Test(test::Options),
     /// Run every CI stage and print the duration of each
     ///
-    /// Builds tests in the profile `ci`. `.ci/run` installs what the stages need and calls this.
+    /// Builds tests in the profile `bench`. `.ci/run` installs what the stages need and calls this.
     Ci(ci::Options),
     /// Write the committed generated files
     Generate {
@@ -182,5 +185,7 @@ fn format(check: bool) -> anyhow::Result<()> {
 }
 
 fn lint() -> anyhow::Result<()> {
-    process::run(&mut workspace::cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+    // In the profile of the tests, which uses the same macros and C libraries.
+    let profile = workspace::Profile::of_tests()?;
+    process::run(&mut profile.cargo("clippy", ["--workspace", "--all-targets", "--", "-D", "warnings"]))
 }

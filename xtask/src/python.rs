@@ -1,5 +1,9 @@
 //! `cargo xtask python`: builds the wheel of the Python package, and tests it as a user would install it.
 
+mod environment;
+mod hidden;
+mod suite;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -8,29 +12,18 @@ use anyhow::{Context, Result, ensure};
 
 use crate::workspace::{self, Profile};
 use crate::{process, tools};
+use environment::Environment;
+use hidden::Hidden;
+use suite::Suite;
 
 /// Status of a machine that cannot build or test the package.
 pub(crate) const SKIPPED: u8 = 77;
 /// The build backend; its versions differ in what they write into a wheel.
 const MATURIN: &str = "maturin==1.16.0";
-/// What the tests need besides the wheel.
-const TEST_PACKAGES: [&str; 5] = ["numpy", "pytest>=8", "pytest-timeout", "mypy>=1.15", "langgraph-checkpoint>=4"];
-/// What the tests of training need in addition; large.
-const TORCH_PACKAGES: [&str; 3] = ["torch", "gymnasium", "optuna"];
-/// What the tests of all integrations need in addition. The version of TransferQueue is the one that was read: the backend uses some of its private
-/// names.
-const INTEGRATION_PACKAGES: [&str; 5] =
-    ["TransferQueue==0.1.11", "torchrl", "tensordict", "opentelemetry-sdk", "grafana-foundation-sdk"];
-/// Tests that need the packages above.
-const TORCH_MARKERS: [&str; 1] = ["torch"];
-const INTEGRATION_MARKERS: [&str; 4] = ["transferqueue", "torchrl", "opentelemetry", "grafana"];
-/// Examples that need no other packages, and those that need more or take longer.
-const EXAMPLES: [&str; 3] = ["quickstart.py", "actor_learner.py", "reverb_migration.py"];
-const TORCH_EXAMPLES: [&str; 4] = ["dqn_cartpole.py", "search_loop.py", "tune_optuna.py", "federated.py"];
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Install the wheel into a fresh environment and run its tests, the type checker and the documented examples
+    /// Install the wheel into a new environment and run its tests, the type checker and the documented examples
     #[arg(long)]
     test: bool,
     /// Test the release wheel, with the engram command that is in it
@@ -39,37 +32,69 @@ pub(crate) struct Options {
     /// Also run the tests and examples that need PyTorch, which is installed from the Python registry
     #[arg(long, requires = "test")]
     torch: bool,
-    /// As --torch, and also run the tests with TransferQueue and TorchRL, and TransferQueue's own tests of a storage backend
+    /// Also run the example that needs PyTorch, in an environment of its own
+    #[arg(long, requires = "test", conflicts_with_all = ["torch", "integrations"])]
+    torch_examples: bool,
+    /// As --torch, and also run the tests with TransferQueue and TorchRL, and TransferQueue's own tests of a storage backend and performance
+    /// script
     #[arg(long, requires = "test")]
     integrations: bool,
+    /// Only create the environment of --torch-examples, for the next run with that option: PyTorch takes minutes to download
+    #[arg(long, conflicts_with_all = ["test", "release"])]
+    prepare: bool,
+    /// Use the environments of the last run instead of new ones: what they have may hide what a package lacks
+    #[arg(long, requires = "test")]
+    reuse: bool,
     /// Arguments of pytest
     #[arg(last = true)]
     arguments: Vec<String>,
 }
 
-/// Builds the wheel under `target/wheels`: in the profile release, or with --test in that of the tests.
+/// Builds the wheel under `target/wheels`: in the profile release, or with --test in the profile dev where the tests have it.
 ///
 /// # Errors
 /// A build or a test fails. A missing tool is reported, and ends with [`SKIPPED`].
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
+    if options.prepare {
+        let suite = Suite::torch_examples();
+        return Ok(match Environment::prepare(suite.environment, &suite.packages) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => skip("the packages of the examples", &error),
+        });
+    }
     let maturin = match tools::python("python-build", "maturin", &[MATURIN]) {
         Ok(python) => python.with_file_name("maturin"),
         Err(error) => return Ok(skip("maturin", &error)),
     };
-    let is_release = options.release || !options.test;
-    let profile = if is_release { Profile::Release } else { Profile::of_tests()? };
+    // maturin calls `cargo rustc`, which takes `--profile bench` for an order to build a test program: there is no wheel in that profile.
+    let is_release = options.release || !options.test || Profile::of_tests()? != Profile::Dev;
+    let profile = if is_release { Profile::Release } else { Profile::Dev };
     let program = build_program(profile)?;
-    let wheel = build_wheel(&maturin, profile, is_release.then_some(program.as_path()))?;
+    let wheel = build_wheel(&maturin, is_release.then_some(program.as_path()))?;
     if !options.test {
         println!("{}", wheel.display());
         return Ok(ExitCode::SUCCESS);
     }
-    let suite = Suite::of(options);
-    match tools::python(suite.environment, suite.module, &suite.packages) {
-        Ok(python) => test(&python, &wheel, (!is_release).then_some(program.as_path()), (&suite, &options.arguments))
-            .map(|()| ExitCode::SUCCESS),
-        Err(error) => Ok(skip("the packages of the tests", &error)),
+    let program = (!is_release).then_some(program.as_path());
+    for suite in Suite::of(options) {
+        let environment = match Environment::new(suite.environment, &suite.packages, options.reuse) {
+            Ok(environment) => environment,
+            Err(error) => return Ok(skip("the packages of the examples", &error)),
+        };
+        environment.install_wheel(&wheel)?;
+        run_examples(&environment.python(), program, &suite.examples)?;
+        if !suite.test_packages.is_empty() {
+            if let Err(error) = environment.install(&suite.test_packages) {
+                return Ok(skip("the packages of the tests", &error));
+            }
+            test(&environment.python(), program, &suite, &options.arguments)?;
+        }
+        if suite.temporary {
+            environment.remove()?;
+        }
     }
+    ensure!(program.is_none_or(Path::is_file), "the engram program is missing after the tests");
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Builds the release wheel with the `engram` command in it, and installs it into an environment.
@@ -79,51 +104,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 pub(crate) fn install_release(python: &Path) -> Result<()> {
     let maturin = tools::python("python-build", "maturin", &[MATURIN])?.with_file_name("maturin");
     let program = build_program(Profile::Release)?;
-    install(python, &build_wheel(&maturin, Profile::Release, Some(&program))?)
-}
-
-fn install(python: &Path, wheel: &Path) -> Result<()> {
-    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall", "--no-deps"];
-    process::run(Command::new(python).args(install).arg(wheel))
-}
-
-/// What is installed and run.
-struct Suite {
-    environment: &'static str,
-    /// Modules that are there once the packages are installed.
-    module: &'static str,
-    packages: Vec<&'static str>,
-    /// Tests that are left out: their packages are not installed.
-    without: Vec<&'static str>,
-    examples: Vec<&'static str>,
-    /// Whether TransferQueue's own tests run.
-    upstream: bool,
-}
-
-impl Suite {
-    fn of(options: &Options) -> Self {
-        let mut suite = Self {
-            environment: "python-test",
-            module: "pytest_timeout, mypy, langgraph.store.base",
-            packages: TEST_PACKAGES.to_vec(),
-            without: [&TORCH_MARKERS[..], &INTEGRATION_MARKERS].concat(),
-            examples: EXAMPLES.to_vec(),
-            upstream: options.integrations,
-        };
-        if options.torch || options.integrations {
-            suite.packages.extend(TORCH_PACKAGES);
-            suite.examples.extend(TORCH_EXAMPLES);
-            (suite.environment, suite.module) = ("python-test-torch", "torch, gymnasium, optuna");
-            suite.without = INTEGRATION_MARKERS.to_vec();
-        }
-        if options.integrations {
-            suite.packages.extend(INTEGRATION_PACKAGES);
-            (suite.environment, suite.module) =
-                ("python-test-integrations", "torchrl, transfer_queue, gymnasium, optuna");
-            suite.without.clear();
-        }
-        suite
-    }
+    environment::install_again(python, &build_wheel(&maturin, Some(&program))?)
 }
 
 fn skip(what: &str, error: &anyhow::Error) -> ExitCode {
@@ -137,8 +118,8 @@ fn build_program(profile: Profile) -> Result<PathBuf> {
     Ok(profile.folder().join("engram"))
 }
 
-/// Builds the wheel; with `program` it installs the command `engram`, too.
-fn build_wheel(maturin: &Path, profile: Profile, program: Option<&Path>) -> Result<PathBuf> {
+/// Builds the release wheel that installs `program` as the command `engram`, or without it a wheel in the profile dev.
+fn build_wheel(maturin: &Path, program: Option<&Path>) -> Result<PathBuf> {
     let package = workspace::root().join("python");
     let scripts = package.join("engram.data/scripts");
     fs::create_dir_all(&scripts).with_context(|| format!("failed to create {}", scripts.display()))?;
@@ -149,14 +130,10 @@ fn build_wheel(maturin: &Path, profile: Profile, program: Option<&Path>) -> Resu
     if output.exists() {
         fs::remove_dir_all(&output).with_context(|| format!("failed to remove {}", output.display()))?;
     }
-    let name = match profile {
-        Profile::Dev => "dev",
-        Profile::Ci => "ci",
-        Profile::Release => "release",
-    };
+    let profile = if program.is_some() { "release" } else { "dev" };
     let mut build = workspace::command_for_cargo(maturin);
     build
-        .args(["build", "--quiet", "--locked", "--strip", "--profile", name, "--out"])
+        .args(["build", "--quiet", "--locked", "--strip", "--profile", profile, "--out"])
         .arg(&output)
         .current_dir(&package);
     let built = process::run(build.env("CARGO_TARGET_DIR", workspace::target()));
@@ -178,10 +155,9 @@ fn python_with(python: &Path, program: Option<&Path>) -> Command {
     command
 }
 
-/// Installs the wheel and runs types, tests, documented examples and example programs.
-fn test(python: &Path, wheel: &Path, program: Option<&Path>, (suite, arguments): (&Suite, &[String])) -> Result<()> {
+/// Runs types, tests and documented examples.
+fn test(python: &Path, program: Option<&Path>, suite: &Suite, arguments: &[String]) -> Result<()> {
     let package = workspace::root().join("python");
-    install(python, wheel)?;
     let cache = workspace::target().join("python-test/mypy");
     let mut types = Command::new(python);
     types.args(["-m", "mypy", "--strict", "engram", "--cache-dir"]).arg(cache).current_dir(&package);
@@ -197,27 +173,29 @@ fn test(python: &Path, wheel: &Path, program: Option<&Path>, (suite, arguments):
     }
     pytest.args(arguments).current_dir(&tests);
     process::run(&mut pytest)?;
-    run_examples(python, program, &suite.examples)?;
-    if suite.upstream {
-        run_upstream(python, program, &tests)?;
-    }
-    ensure!(program.is_none_or(Path::is_file), "the engram program is missing after the tests");
-    Ok(())
+    if suite.upstream { run_upstream(python, program, &tests) } else { Ok(()) }
 }
 
-/// Runs example programs in an empty folder.
+/// Runs example programs in an empty folder, where the repository is not visible.
 fn run_examples(python: &Path, program: Option<&Path>, examples: &[&str]) -> Result<()> {
+    let hidden = Hidden::new()?;
+    if hidden.is_none() {
+        eprintln!("skipped: examples without the repository: this user can't have a mount namespace");
+    }
     let folder = workspace::target().join("python-test/examples");
     fs::create_dir_all(&folder).with_context(|| format!("failed to create {}", folder.display()))?;
     for example in examples {
         let path = workspace::root().join("examples/python").join(example);
-        process::run(python_with(python, program).arg(path).current_dir(&folder))
-            .with_context(|| format!("example {example}"))?;
+        let result = match &hidden {
+            Some(hidden) => hidden.run(python, program, &path),
+            None => process::run(python_with(python, program).arg(path).current_dir(&folder)),
+        };
+        result.with_context(|| format!("example {example}"))?;
     }
     Ok(())
 }
 
-/// Runs TransferQueue's own tests of a storage backend, which are in its wheel, on the backend of this package.
+/// Runs TransferQueue's own tests of a storage backend and its performance script, which are in its wheel, on the backend of this package.
 fn run_upstream(python: &Path, program: Option<&Path>, tests: &Path) -> Result<()> {
     let output =
         Command::new(python).args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).output()?;
@@ -227,5 +205,9 @@ fn run_upstream(python: &Path, program: Option<&Path>, tests: &Path) -> Result<(
     pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "transfer_queue_engram"]);
     pytest.arg(upstream.join("test_kv_interface_e2e.py")).arg(upstream.join("test_e2e_lifecycle_consistency.py"));
     pytest.env("TQ_TEST_BACKEND", "Engram").env("PYTHONPATH", tests.join("upstream"));
-    process::run(&mut pytest)
+    process::run(&mut pytest)?;
+    let mut performance = python_with(python, program);
+    performance.arg(tests.join("upstream/performance.py"));
+    performance.arg(packages.join("scripts/performance_test/perftest.py"));
+    process::run(performance.current_dir(workspace::target()))
 }

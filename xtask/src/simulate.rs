@@ -18,6 +18,10 @@ const NETWORK_REPLAYED: u64 = 2;
 /// Divisor of the time and of the seeds for the network simulation.
 const NETWORK_SHARE: u64 = 3;
 const NETWORK_SEEDS: u64 = 10;
+/// Divisor of the seeds that run again with a writer of items.
+const ITEMS_SEEDS: u64 = 10;
+/// Mode that may lose acknowledged writes, in which there is no writer of items.
+const LOSSY: &str = "async";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -36,6 +40,9 @@ pub(crate) struct Options {
     /// Scenario of every run: open, alone, leases, promotions, restarts, copies or rot; drawn from the seed by default
     #[arg(long, value_name = "NAME")]
     scenario: Option<String>,
+    /// Add a writer of items with payloads to every run; by default a tenth of the seeds of the modes that lose nothing run again with one
+    #[arg(long)]
+    items: bool,
     /// Run only this seed and print its trace, step by step
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
@@ -93,6 +100,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             seeds.arg(name).arg(value.to_string());
         }
         process::run(&mut seeds)?;
+        if !options.items && !with_bugs && mode != LOSSY {
+            println!("mode {mode}, with items");
+            let mut seeds = simulation(mode, options)?;
+            let count = (options.seeds / ITEMS_SEEDS).max(1);
+            for (name, value) in [("--seeds", count), ("--start", options.start), ("--seconds", seconds)] {
+                seeds.arg(name).arg(value.to_string());
+            }
+            process::run(seeds.arg("--items"))?;
+        }
     }
     if with_network { network(options, options.seeds / NETWORK_SEEDS, network_seconds) } else { Ok(()) }
 }
@@ -138,6 +154,9 @@ fn simulation(mode: &str, options: &Options) -> Result<Command> {
     }
     if let Some(bug) = &options.injected_bug {
         command.args(["--injected-bug", bug]);
+    }
+    if options.items {
+        command.arg("--items");
     }
     Ok(command)
 }

@@ -60,8 +60,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let mut binary = Profile::Release.cargo("build", ["-p", "engram-cli"]);
         let mut tests = process_tests()?;
         let built = stages.run("release build of the binary", || {
+            let programs = test_programs::build(&mut tests)?;
+            // Last: it may have the folder of the tests.
             process::run(&mut binary)?;
-            test_programs::build(&mut tests)
+            Ok(programs)
         });
         if let Some(programs) = built {
             let mut environment = vec![("ENGRAM_BIN", release_binary())];

@@ -50,7 +50,8 @@ pub(crate) fn command_for_cargo(program: impl AsRef<OsStr>) -> Command {
 pub(crate) enum Profile {
     /// `dev`, and `test`, which equals it here.
     Dev,
-    /// `ci`: release with assertions and few optimizations.
+    /// `bench`: the dependencies of `release`, and the workspace with assertions and few optimizations. It has the folder of `release`, so that a
+    /// program there is the one that was built last.
     Ci,
     /// `release`.
     Release,
@@ -86,7 +87,7 @@ impl Profile {
         let mut cargo = cargo([command]);
         match self {
             Self::Dev => {}
-            Self::Ci => drop(cargo.args(["--profile", "ci"])),
+            Self::Ci => drop(cargo.args(["--profile", "bench"])),
             Self::Release => drop(cargo.arg("--release")),
         }
         cargo.args(arguments);
@@ -97,8 +98,7 @@ impl Profile {
     pub(crate) fn folder(self) -> PathBuf {
         target().join(match self {
             Self::Dev => "debug",
-            Self::Ci => "ci",
-            Self::Release => "release",
+            Self::Ci | Self::Release => "release",
         })
     }
 }

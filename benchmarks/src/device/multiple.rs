@@ -5,7 +5,7 @@
 
 use anyhow::{Result, ensure};
 use engram_kernels::partitioner::Strategy;
-use engram_kernels::{AvailableDevice, Cpu, Device, LogicalDevice, MirroredDevice, Order, Scope};
+use engram_kernels::{AvailableDevice, Cpu, Device, LogicalDevice, MirroredDevice, Order, RankRequest, Scope};
 use engram_memory::mix64;
 
 use crate::arena::Arena;
@@ -38,7 +38,10 @@ pub(super) fn multi_device_rows(memories: u32) -> Result<Vec<Row>> {
         let mut ranked = Vec::new();
         let ranking = measure::milliseconds(|| {
             let Arena { device, segments, ids, .. } = &mut arena;
-            device.rank(segments, Scope::All, Order::HeaviestFirst, None, ids, &mut ranked)
+            device.rank(
+                &RankRequest { segments, ids, scope: Scope::All, order: Order::HeaviestFirst, limit: None },
+                &mut ranked,
+            )
         })?;
         ensure!(ranked.len() == memories as usize, "a ranking of {} memories", ranked.len());
         rows.push(row(count, "store: full ranking, merged", memories, "ms", ranking));

@@ -1,4 +1,4 @@
-//! Computations over 1, 2 and 4 logical devices, each a thread, and over the GPUs of the machine: time, speed-up, efficiency, imbalance,
+//! Computations over 1, 2 and 4 logical devices, each a thread, over as many members of a group, and over the GPUs of the machine: time, speed-up, efficiency, imbalance,
 //! synchronization.
 //!
 //! The result of every repeat is compared with that of one device, within the measured time. Efficiency is the achieved speed over the sum of
@@ -19,6 +19,7 @@ use engram_kernels::profiler::{Recorder, analyse};
 use engram_memory::mix64;
 use engram_tropical::{Layer, Matrix};
 
+use super::members;
 use crate::measure;
 use crate::row::{Better, Row};
 
@@ -28,7 +29,7 @@ const COUNTS: [usize; 3] = [1, 2, 4];
 const CALIBRATION_RUNS: usize = 10;
 /// Spans that a repeat records at most.
 const SPANS: usize = 10_000;
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// Devices and blocks of the measured decision: more than any cluster has.
 const DECISION: (usize, usize) = (64, 1_024);
 
@@ -38,16 +39,16 @@ const NODES: usize = 768;
 const MULTIVECTORS: usize = 200_000;
 const ROWS: usize = 512;
 const COLUMNS: usize = 512;
-const STEPS: usize = 16;
-const BATCHES: usize = 96;
+pub(super) const STEPS: usize = 16;
+pub(super) const BATCHES: usize = 96;
 const BATCH: usize = 64;
 const WIDTH: usize = 64;
 
 /// Runs a workload on some devices.
-type Run = Box<dyn Fn(&[ComputeDevice]) -> Result<Outcome>>;
+pub(super) type Run = Box<dyn Fn(&[ComputeDevice]) -> Result<Outcome>>;
 
 /// What a run has shown.
-struct Outcome {
+pub(super) struct Outcome {
     /// Whether the result is that of one device.
     is_same: bool,
     /// Memory of the work of each device; empty if unknown.
@@ -55,7 +56,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    fn new(is_same: bool, loads: &[Load]) -> Self {
+    pub(super) fn new(is_same: bool, loads: &[Load]) -> Self {
         Self { is_same, bytes: loads.iter().map(|load| load.bytes).collect() }
     }
 }
@@ -70,11 +71,19 @@ pub(crate) fn pattern_rows() -> Result<Vec<Row>> {
     rows.extend(workload("batch: Fisher matrix, 400 parameters, 4,000 samples", &sums)?);
     rows.extend(workload("batch: 200,000 geometric products in Cl(4, 0)", &products()?)?);
     rows.extend(workload("rows: max-plus product of 768 x 768", &product)?);
-    let life: Vec<u8> = (0..ROWS * COLUMNS).map(|cell| (mix64(cell as u64) % 2) as u8).collect();
-    rows.extend(workload("halo: cellular automaton, 512 x 512, 16 steps", &grid(life, LifeAutomaton)?)?);
-    let heat: Vec<f64> = numbers(ROWS * COLUMNS, 9).into_iter().map(f64::from).collect();
-    rows.extend(workload("halo: heat equation, 512 x 512, 16 steps", &grid(heat, HeatEquation::new(0.2, 0.0)?)?)?);
+    let (life, heat) = (life_grid()?, heat_grid()?);
+    let equation = HeatEquation::new(0.2, 0.0)?;
+    rows.extend(workload("halo: cellular automaton, 512 x 512, 16 steps", &grid(life.clone(), LifeAutomaton)?)?);
+    rows.extend(workload("halo: heat equation, 512 x 512, 16 steps", &grid(heat.clone(), equation)?)?);
     rows.extend(workload("pipeline: tropical layer, softmax, quality, 96 batches of 64", &pipeline()?)?);
+    let of_members = [
+        ("halo over workers: cellular automaton, 512 x 512, 16 steps", members::grid(life, LifeAutomaton)?),
+        ("halo over workers: heat equation, 512 x 512, 16 steps", members::grid(heat, equation)?),
+        ("pipeline over workers: tropical layer, softmax, quality, 96 batches of 64", members::pipeline()?),
+    ];
+    for (title, run) in &of_members {
+        rows.extend(workload(title, run)?);
+    }
     let gpus = cuda::devices().context("failed to count GPUs")?;
     if gpus == 0 {
         eprintln!("devices: no GPU, so no rows of GPUs");
@@ -223,28 +232,57 @@ fn max_plus() -> Result<Run> {
     }))
 }
 
-fn grid<T: Copy + PartialEq + Send + Sync + 'static, R: Rule<T> + 'static>(cells: Vec<T>, rule: R) -> Result<Run> {
-    let start = Grid::new(COLUMNS, cells)?;
-    let how = GridRun { steps: STEPS, steps_per_round: STEPS, strategy: Strategy::CapabilityAware, limit: LIMIT };
-    let mut expected = start.clone();
-    run_grid(&one(), &mut expected, &rule, &how)?;
+fn life_grid() -> Result<Grid<u8>> {
+    Ok(Grid::new(COLUMNS, (0..ROWS * COLUMNS).map(|cell| (mix64(cell as u64) % 2) as u8).collect())?)
+}
+
+fn heat_grid() -> Result<Grid<f64>> {
+    Ok(Grid::new(COLUMNS, numbers(ROWS * COLUMNS, 9).into_iter().map(f64::from).collect())?)
+}
+
+fn how() -> GridRun {
+    GridRun { steps: STEPS, steps_per_round: STEPS, strategy: Strategy::CapabilityAware, limit: LIMIT }
+}
+
+/// Returns the cells after all steps on one device.
+pub(super) fn on_one<T: Copy + Send + Sync, R: Rule<T>>(start: &Grid<T>, rule: &R) -> Result<Grid<T>> {
+    let mut cells = start.clone();
+    run_grid(&one(), &mut cells, rule, &how())?;
+    Ok(cells)
+}
+
+fn grid<T: Copy + PartialEq + Send + Sync + 'static, R: Rule<T> + 'static>(start: Grid<T>, rule: R) -> Result<Run> {
+    let expected = on_one(&start, &rule)?;
     Ok(Box::new(move |devices| {
         let mut cells = start.clone();
-        run_grid(devices, &mut cells, &rule, &how)?;
+        run_grid(devices, &mut cells, &rule, &how())?;
         Ok(Outcome::new(cells == expected, &[]))
     }))
 }
 
-fn pipeline() -> Result<Run> {
-    let layer = Layer::new(Matrix::new("weights", WIDTH, WIDTH, numbers(WIDTH * WIDTH, 6))?, numbers(WIDTH, 7))?;
+pub(super) fn quality_layer() -> Result<Layer> {
+    Ok(Layer::new(Matrix::new("weights", WIDTH, WIDTH, numbers(WIDTH * WIDTH, 6))?, numbers(WIDTH, 7))?)
+}
+
+pub(super) fn quality_batches() -> Vec<QualityBatch> {
     let batch = |key| QualityBatch { rows: BATCH, width: WIDTH, values: numbers(BATCH * WIDTH, key) };
-    let batches: Vec<QualityBatch> = (0..BATCHES as u64).map(|key| batch(100 + key)).collect();
-    let how = PipelineRun { name: "quality", capacity: 4, strategy: Strategy::CapabilityAware, limit: LIMIT };
-    let expected = quality_pipeline(&one(), &layer, batches.clone(), &how)?;
-    Ok(Box::new(move |devices| {
-        let qualities = quality_pipeline(devices, &layer, batches.clone(), &how)?;
-        Ok(Outcome::new(qualities == expected, &[]))
-    }))
+    (0..BATCHES as u64).map(|key| batch(100 + key)).collect()
+}
+
+fn qualities_on(devices: &[ComputeDevice], layer: &Layer, batches: &[QualityBatch]) -> Result<Vec<QualityBatch>> {
+    let run = PipelineRun { name: "quality", capacity: 4, strategy: Strategy::CapabilityAware, limit: LIMIT };
+    Ok(quality_pipeline(devices, layer, batches.to_vec(), &run)?)
+}
+
+/// Returns the qualities of all batches, computed on one device.
+pub(super) fn qualities_on_one(layer: &Layer, batches: &[QualityBatch]) -> Result<Vec<QualityBatch>> {
+    qualities_on(&one(), layer, batches)
+}
+
+fn pipeline() -> Result<Run> {
+    let (layer, batches) = (quality_layer()?, quality_batches());
+    let expected = qualities_on_one(&layer, &batches)?;
+    Ok(Box::new(move |devices| Ok(Outcome::new(qualities_on(devices, &layer, &batches)? == expected, &[]))))
 }
 
 fn same_bits(one: &[f32], other: &[f32]) -> bool {

@@ -2,18 +2,14 @@
 //!
 //! Workers are complete: listeners, heartbeats, logs that are synced before a response (one replica, mode sync, unless stated otherwise).
 
-mod backup;
 mod cluster;
 mod echo;
-mod federated;
 mod fleet;
+mod learning;
 mod overload;
 mod processes;
-mod re_replication;
-mod replay;
 mod replication;
 mod single;
-mod training;
 mod writers;
 
 use std::path::Path;
@@ -40,7 +36,7 @@ pub(crate) fn replication(sizes: &[u32], threads: usize, scratch: &Path) -> Resu
 /// As [`rows`].
 pub(crate) fn replay(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     let runtime = runtime(threads)?;
-    let rows = sizes.iter().map(|&items| replay::loopback_rows(&runtime, items, threads, scratch));
+    let rows = sizes.iter().map(|&items| learning::replay::loopback_rows(&runtime, items, threads, scratch));
     Ok(rows.collect::<Result<Vec<_>>>()?.concat())
 }
 
@@ -49,7 +45,7 @@ pub(crate) fn replay(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Ve
 /// # Errors
 /// As [`rows`].
 pub(crate) fn federated(clients: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
-    federated::federated_rows(&runtime(threads)?, clients, scratch)
+    learning::federated::federated_rows(&runtime(threads)?, clients, scratch)
 }
 
 /// Measures trainings on clusters of one and two workers.
@@ -57,7 +53,7 @@ pub(crate) fn federated(clients: &[u32], threads: usize, scratch: &Path) -> Resu
 /// # Errors
 /// A cluster does not start, or a run fails.
 pub(crate) fn training(scratch: &Path) -> Result<Vec<Row>> {
-    training::training_rows(scratch)
+    learning::training::training_rows(scratch)
 }
 
 /// Measures re-replication after the loss of a disk, and write latency meanwhile.
@@ -66,7 +62,8 @@ pub(crate) fn training(scratch: &Path) -> Result<Vec<Row>> {
 /// As [`rows`].
 pub(crate) fn re_replication(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     let runtime = runtime(threads)?;
-    let rows = sizes.iter().map(|&memories| re_replication::re_replication_rows(&runtime, memories, scratch));
+    let rows =
+        sizes.iter().map(|&memories| replication::re_replication::re_replication_rows(&runtime, memories, scratch));
     Ok(rows.collect::<Result<Vec<_>>>()?.concat())
 }
 
@@ -76,7 +73,7 @@ pub(crate) fn re_replication(sizes: &[u32], threads: usize, scratch: &Path) -> R
 /// As [`rows`].
 pub(crate) fn backup(sizes: &[u32], threads: usize, scratch: &Path) -> Result<Vec<Row>> {
     let runtime = runtime(threads)?;
-    let rows = sizes.iter().map(|&memories| backup::backup_rows(&runtime, memories, scratch));
+    let rows = sizes.iter().map(|&memories| replication::backup::backup_rows(&runtime, memories, scratch));
     Ok(rows.collect::<Result<Vec<_>>>()?.concat())
 }
 

@@ -61,6 +61,12 @@ impl Cluster {
         self.folder.path()
     }
 
+    /// Kills a worker with SIGKILL; `engram up` starts it again.
+    pub(super) fn kill_worker(&self, index: usize) -> Result<()> {
+        let pid = self.workers.get(index).context("there is no such worker")?;
+        kill(Pid::from_raw(i32::try_from(*pid)?), Signal::SIGKILL).context("failed to kill a worker")
+    }
+
     /// Runs `engram` with these arguments on this cluster, and returns its output.
     pub(super) fn engram<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Result<Vec<u8>> {
         let mut command = engram()?;

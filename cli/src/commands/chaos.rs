@@ -20,7 +20,7 @@ use engram_faults::campaign::{self, CampaignTarget, Processes};
 use engram_faults::health::Health;
 use engram_faults::network::{Network, Node};
 use engram_faults::outages::Spread;
-use engram_faults::outcome::{FaultReport, Outcome};
+use engram_faults::outcome::{CampaignOutcome, FaultReport};
 use engram_memory::ClusterId;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -139,14 +139,14 @@ pub(crate) async fn run(arguments: &Chaos, context: &Context) -> anyhow::Result<
     let (faults, seed) = (plan.kills + plan.pauses + plan.cuts, plan.seed);
     context.output.note(format!("{faults} faults with seed {seed}; state and logs in {}", folder.display()));
     let result = run_campaign(arguments, plan, &folder, context).await;
-    let passed = result.as_ref().is_ok_and(|outcome| outcome.violations().is_empty());
+    let passed = result.as_ref().is_ok_and(|outcome| outcome.outcome.violations().is_empty());
     if let Some(temporary) = temporary.filter(|_| !passed) {
         let kept = temporary.keep();
         context.output.note(format!("kept state and logs of the cluster in {}", kept.display()));
     }
     let outcome = result?;
     print(&outcome, &context.output)?;
-    let wrong = outcome.violations();
+    let wrong = outcome.outcome.violations();
     for problem in &wrong {
         context.output.note(format!("failed: {problem}"));
     }
@@ -171,7 +171,7 @@ async fn run_campaign(
     plan: campaign::Plan,
     folder: &std::path::Path,
     context: &Context,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<CampaignOutcome> {
     let mut state = StateDir::hold(folder)?;
     anyhow::ensure!(
         state.cluster()?.is_none(),
@@ -282,8 +282,8 @@ fn proxies(network: &Network, workers: u32) -> ProxyAddresses {
 
 /// Describes a finished fault in one line.
 fn line(troubled: &FaultReport) -> String {
-    let FaultReport { number, of, kind, target, restored, outages } = troubled;
-    let longest = outages.iter().max().copied().unwrap_or_default().as_secs_f64();
+    let FaultReport { number, of, kind, target, restored, outages, .. } = troubled;
+    let longest = troubled.longest().as_secs_f64();
     format!(
         "{number}/{of} {kind} ({target}): recovered after {:.2} s; {} partitions unavailable for at most {longest:.2} s",
         restored.as_secs_f64(),
@@ -291,9 +291,9 @@ fn line(troubled: &FaultReport) -> String {
     )
 }
 
-fn print(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
+fn print(outcome: &CampaignOutcome, output: &Output) -> anyhow::Result<()> {
     if output.is_structured() {
-        let wrong = outcome.violations();
+        let wrong = outcome.outcome.violations();
         let mut value =
             json!({ "apiVersion": API_VERSION, "kind": "Chaos", "passed": wrong.is_empty(), "wrong": wrong });
         let fields = serde_json::to_value(outcome)?;
@@ -316,7 +316,7 @@ fn print(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
         ">recovery max s",
     ]);
     let second = |ms: f64| format!("{:.2}", ms / 1_000.0);
-    for kind in &outcome.faults {
+    for kind in outcome.outcome.by_kind() {
         let Spread { count: outages, p50_ms, p99_ms, max_ms } = kind.unavailable;
         faults.row([
             kind.kind.to_owned(),
@@ -338,7 +338,7 @@ fn print(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
     };
     let mut text = format!(
         "\nseed {}, {} workers, {} replicas of {} partitions, {:.0} s\nfull load:      {}\nwithout faults: {}\nwith faults:    {}\n",
-        outcome.seed,
+        outcome.outcome.seed,
         outcome.workers,
         outcome.copies,
         outcome.partitions,
@@ -347,7 +347,7 @@ fn print(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
         throughput(&outcome.calm),
         throughput(&outcome.troubled)
     );
-    if let Some(ledger) = &outcome.ledger {
+    if let Some(ledger) = &outcome.outcome.ledger {
         text.push_str(&format!(
             "operations: {} acknowledged, {} not applied, {} unknown (outcome queried for {} batches)\n\
              lost: {}, applied twice: {}, applied without request: {}\n",
@@ -360,7 +360,7 @@ fn print(outcome: &Outcome, output: &Output) -> anyhow::Result<()> {
             ledger.conjured
         ));
     }
-    if let Some(replicas) = &outcome.replicas {
+    if let Some(replicas) = &outcome.outcome.replicas {
         text.push_str(&format!(
             "replicas: {} of {} digest comparisons differ, {} memories\n",
             replicas.different,

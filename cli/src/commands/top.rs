@@ -3,7 +3,7 @@
 use super::overview::{self, Overview, Run};
 use crate::context::{ClusterArgument, Context};
 use crate::error::failure;
-use crate::output::{Table, bytes, count, seconds};
+use crate::output::{Table, bytes, count, seconds, short_seconds};
 use crate::target::Target;
 use anyhow::Context as _;
 use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const HISTORY: usize = 400;
 /// Events kept.
 const EVENTS: usize = 100;
+/// The figure that only trainings have.
+const MEMBERS: &str = "members";
 /// Poll interval of the keyboard.
 const KEY: Duration = Duration::from_millis(100);
 
@@ -147,6 +149,36 @@ const fn state(worker: &overview::Worker) -> &'static str {
     }
 }
 
+/// Names of the levels of automatic compression.
+const LEVELS: [&str; 3] = ["None", "Bf16", "PowerSgd"];
+
+/// Returns two lines on how the workers train a run; `None` for a run of another kind.
+fn training(run: &Run) -> Option<[String; 2]> {
+    let figure = |name: &str| run.metrics.get(name).copied();
+    let time = |name: &str| figure(name).map_or_else(|| "-".to_owned(), short_seconds);
+    let number = |name: &str| figure(name).map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+    let fallback = if figure("fallback") == Some(1.0) { ", fallback to one worker" } else { "" };
+    let group = format!(
+        "{} member(s), {} failed{fallback}, {} samples, {} samples/s",
+        figure(MEMBERS)?,
+        figure("failed_members").unwrap_or(0.0),
+        count(run.updates),
+        figure("samples_per_second").map_or_else(|| "-".to_owned(), |value| count(value as u64)),
+    );
+    let share = figure("reduce_seconds").zip(figure("step_seconds")).filter(|(_, step)| *step > 0.0);
+    let share = share.map_or_else(String::new, |(reduce, step)| format!(" ({:.0} %)", 100.0 * reduce / step));
+    let level = figure("compression_level").and_then(|level| LEVELS.get(level as usize));
+    let level = level.map_or_else(String::new, |level| format!(", compression {level}"));
+    let step = format!(
+        "step {}, reduction {}{share}{level}, efficiency {}, loss {}",
+        time("step_seconds"),
+        time("reduce_seconds"),
+        number("efficiency"),
+        number("loss"),
+    );
+    Some([group, step])
+}
+
 /// Contents of the screen, independent of a terminal.
 struct View {
     color: bool,
@@ -229,10 +261,11 @@ impl View {
     fn draw(&self, frame: &mut Frame<'_>) {
         let overview = &self.overview;
         let run = overview.runs.iter().find(|run| run.is_active()).or_else(|| overview.runs.last());
+        let training = run.and_then(training);
         let [header, workers, middle, groups, events, footer] = Layout::vertical([
             Constraint::Length(1),
             Constraint::Length(overview.workers.len().min(20) as u16 + 3),
-            Constraint::Length(if run.is_some() { 7 } else { 4 }),
+            Constraint::Length(4 + if run.is_some() { 3 } else { 0 } + if training.is_some() { 4 } else { 0 }),
             Constraint::Length(overview.quality.len().min(6) as u16 + 3),
             Constraint::Min(3),
             Constraint::Length(1),
@@ -249,10 +282,18 @@ impl View {
         );
         frame.render_widget(Line::styled(title, self.style(health.1).add_modifier(Modifier::BOLD)), header);
         frame.render_widget(self.workers(), workers);
-        let [progress, line] =
-            Layout::vertical([Constraint::Length(if run.is_some() { 3 } else { 0 }), Constraint::Min(3)]).areas(middle);
+        let [progress, steps, line] = Layout::vertical([
+            Constraint::Length(if run.is_some() { 3 } else { 0 }),
+            Constraint::Length(if training.is_some() { 4 } else { 0 }),
+            Constraint::Min(3),
+        ])
+        .areas(middle);
         if let Some(run) = run {
             frame.render_widget(self.progress(run), progress);
+        }
+        if let Some(lines) = training {
+            let lines = Paragraph::new(lines.map(Line::raw).to_vec());
+            frame.render_widget(lines.block(Block::bordered().title(" training ")), steps);
         }
         let width = line.width.saturating_sub(2) as usize;
         let shown: Vec<u64> = self.history.iter().skip(self.history.len().saturating_sub(width)).copied().collect();
@@ -301,11 +342,13 @@ impl View {
 
     fn progress(&self, run: &Run) -> Gauge<'_> {
         let of = if run.epochs > 0 { format!(" of {}", count(run.epochs)) } else { String::new() };
-        let mut label = format!("{} epoch {}{of}", run.phase, count(run.epoch));
+        let is_training = run.metrics.contains_key(MEMBERS);
+        let unit = if is_training { "step" } else { "epoch" };
+        let mut label = format!("{} {unit} {}{of}", run.phase, count(run.epoch));
         if let Some(eta) = run.eta_seconds.filter(|_| run.is_active()) {
             label.push_str(&format!(", {} remaining", seconds(eta)));
         }
-        for (name, value) in run.metrics.iter().take(4) {
+        for (name, value) in run.metrics.iter().take(if is_training { 0 } else { 4 }) {
             label.push_str(&format!(", {name} {value:.3}"));
         }
         let queued = self.overview.queued();
@@ -389,6 +432,36 @@ mod tests {
             quality,
             ..Overview::default()
         }
+    }
+
+    #[test]
+    fn screen_of_a_training_shows_members_times_and_efficiency() {
+        let figures = [
+            ("members", 1.0),
+            ("failed_members", 2.0),
+            ("fallback", 1.0),
+            ("samples_per_second", 12_500.0),
+            ("step_seconds", 0.02),
+            ("reduce_seconds", 0.005),
+            ("compression_level", 1.0),
+            ("efficiency", 0.5),
+            ("loss", 0.25),
+        ];
+        let mut overview = sample(64_000, 1, "Running");
+        overview.runs[0].metrics = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let mut view = View::new(false);
+        view.update(overview, Instant::now());
+        let mut terminal = Terminal::new(TestBackend::new(120, 40)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let screen = terminal.backend().to_string();
+        for shown in [
+            "Running step 30 of 60",
+            "1 member(s), 2 failed, fallback to one worker, 64,000 samples, 12,500 samples/s",
+            "step 20.0 ms, reduction 5.0 ms (25 %), compression Bf16, efficiency 0.500, loss 0.250",
+        ] {
+            assert!(screen.contains(shown), "{shown} is missing on the screen:\n{screen}");
+        }
+        assert_eq!(training(&sample(0, 1, "Running").runs[0]), None);
     }
 
     #[test]

@@ -77,12 +77,13 @@ pub use run::{
     FederatedPrivacy, FederatedRun, FederatedStrategy, FederatedStrategyKind, FisherForm, FisherRun, GeodesicRun, Git,
     Graph, GraphSemiring, Identity, InitScheme, Inversion, JOB_GRACE_SECONDS, JOB_VARIABLES, JobRun, JobVariable,
     LayerActivation, LearnerRun, LearnerRunSpec, LossFunction, MAX_DATA_BYTES, MarkovModel, MarkovSynthetic, MemoryRun,
-    OnMissing, OptimizerKind, PRIORITY_ALPHA, PRIORITY_BETA, RateSchedule, Readiness, ReplayBalance, ReplayCheckpoint,
-    ReplayCompression, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer,
-    ReplayPrivacy, ReplayRun, ReplaySource, ReplaySync, ReplayTable, Report, ResidualLayer, RunDependency, RunKind,
-    SERVE_STEPS, SKIP, SYNTHETIC_EPOCHS, SampleExample, SampleExampleName, SampleFile, Samples, SecureAggregation,
-    Signal, Source, SpectraDecoder, SpectraName, SpectraSource, SpectraTraining, SumOrder, Synthetic, SyntheticSpectra,
-    TOP_K, TrainingPrecision, TropicalClassify, TropicalRun, Until, find_cycle, readiness, retry_delay_seconds,
+    OnMissing, OptimizerKind, PRIORITY_ALPHA, PRIORITY_BETA, PipelineDevices, RateSchedule, Readiness, ReplayBalance,
+    ReplayCheckpoint, ReplayCompression, ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss,
+    ReplayModel, ReplayOptimizer, ReplayPrivacy, ReplayRun, ReplaySource, ReplaySync, ReplayTable, Report,
+    ResidualLayer, RunDependency, RunKind, SERVE_STEPS, SKIP, SYNTHETIC_EPOCHS, SampleExample, SampleExampleName,
+    SampleFile, Samples, SecureAggregation, Signal, Source, SpectraDecoder, SpectraEngine, SpectraName, SpectraSource,
+    SpectraTraining, SumOrder, Synthetic, SyntheticSpectra, TOP_K, TrainingPrecision, TropicalClassify, TropicalRun,
+    Until, find_cycle, readiness, retry_delay_seconds,
 };
 pub use schema::{operator_schema, schema};
 pub use snapshot::SnapshotLocation;

@@ -25,13 +25,15 @@ pub use federated::{
     FederatedStrategy, FederatedStrategyKind, SecureAggregation,
 };
 pub use fisher::{FisherForm, FisherRun};
-pub use geodesic::{GeodesicRun, SpectraDecoder, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra};
+pub use geodesic::{
+    GeodesicRun, SpectraDecoder, SpectraEngine, SpectraName, SpectraSource, SpectraTraining, SyntheticSpectra,
+};
 pub use job::{JOB_GRACE_SECONDS, JOB_VARIABLES, JobRun, JobVariable};
 pub use replay::{
     CHECKPOINT_STEPS, CompressionKind, CorrelationPenalty, DETECT_AFTER, FeatureSubsets, InitScheme, LayerActivation,
-    LossFunction, OptimizerKind, RateSchedule, ReplayBalance, ReplayCheckpoint, ReplayCompression, ReplayInit,
-    ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer, ReplayPrivacy, ReplayRun,
-    ReplaySource, ReplaySync, ReplayTable, ResidualLayer, SERVE_STEPS, SumOrder, TrainingPrecision,
+    LossFunction, OptimizerKind, PipelineDevices, RateSchedule, ReplayBalance, ReplayCheckpoint, ReplayCompression,
+    ReplayInit, ReplayInput, ReplayLayer, ReplayLayerNorm, ReplayLoss, ReplayModel, ReplayOptimizer, ReplayPrivacy,
+    ReplayRun, ReplaySource, ReplaySync, ReplayTable, ResidualLayer, SERVE_STEPS, SumOrder, TrainingPrecision,
 };
 pub use samples::{SampleExample, SampleExampleName, SampleFile, Samples};
 pub use tropical::{
@@ -508,11 +510,6 @@ impl Events {
         let key = self.config_map.as_ref().map(|file| file.key.as_str());
         let address = self.s3.as_ref().map(|place| place.url.as_str());
         self.path.as_deref().or(key).or(address).unwrap_or_default()
-    }
-
-    /// Returns the format with `Auto` resolved; `None` for an unknown extension, which a validated manifest does not have.
-    pub fn effective_format(&self) -> Option<EventFormat> {
-        if self.format == EventFormat::Auto { EventFormat::of_path(self.file_name()) } else { Some(self.format) }
     }
 
     /// Returns the identity column. A validated manifest has exactly one; of two the key wins, of none it is `id`.

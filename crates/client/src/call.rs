@@ -84,6 +84,9 @@ fn ascii(text: &str) -> AsciiMetadataValue {
     AsciiMetadataValue::try_from(text).expect("hex digits and dashes are ASCII")
 }
 
+/// What a worker did that has no answer for the caller.
+const NO_RESPONSE: &str = "did not respond in time";
+
 /// Why an attempt failed, and what that means for the next.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
@@ -123,7 +126,17 @@ impl Failure {
 
     /// Returns the failure of an attempt that timed out.
     pub(crate) fn timed_out() -> Self {
-        Self { maybe_executed: true, ..Self::unavailable("the worker did not respond in time") }
+        Self { maybe_executed: true, ..Self::unavailable(format!("the worker {NO_RESPONSE}")) }
+    }
+
+    /// Marks the worker that was called as lost, and names it in the message.
+    pub(crate) fn lost_at(mut self, map: &Arc<Map>, owner: Ordinal) -> Self {
+        let message = &mut self.problem.message;
+        *message = match message.strip_prefix("the worker ").filter(|rest| *rest == NO_RESPONSE) {
+            Some(rest) => format!("worker {owner} {rest}"),
+            None => format!("worker {owner}: {message}"),
+        };
+        Self { lost: Some((Arc::clone(map), owner)), ..self }
     }
 
     /// Whether another worker may serve the request, now or soon. A worker that is overloaded, or lacks in-sync

@@ -72,6 +72,7 @@ impl Client {
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let client = Self::new(options, true);
         let deadline = Instant::now() + client.options().read_deadline;
+        // Doubled up to a limit: an endpoint that does not listen yet announces nothing.
         let mut wait = Duration::from_millis(10);
         loop {
             match client.fetch_map(deadline, Duration::ZERO).await {
@@ -293,12 +294,12 @@ impl Client {
             biased;
             response = call => response,
             () = replaced => {
-                let text = format!("worker {owner} did not respond, and another worker took over");
+                let text = "no response, and another worker took over";
                 Err(Failure { maybe_executed: true, ..Failure::unavailable(text) })
             }
         };
         response.map_err(|failure| match failure.should_retry_elsewhere() {
-            true => Failure { lost: Some((Arc::clone(map), owner)), ..failure },
+            true => failure.lost_at(map, owner),
             false => failure,
         })
     }

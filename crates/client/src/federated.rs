@@ -69,6 +69,20 @@ impl Client {
         self.call_federated(run_of(message.caller.as_ref()), self.read(), message.clone(), call).await
     }
 
+    /// Returns a part of the newest model of a run.
+    ///
+    /// # Errors
+    /// As for [`Error`]; a refusal is part of the response.
+    pub async fn federated_published(
+        &self,
+        message: v1::GetPublishedModelRequest,
+    ) -> Result<v1::GetPublishedModelResponse, Error> {
+        let call = |mut driver: FederatedServiceClient<Channel>, request| async move {
+            driver.get_published_model(request).await
+        };
+        self.call_federated(&message.run, self.read(), message.clone(), call).await
+    }
+
     /// Stores a chunk of an update.
     ///
     /// # Errors

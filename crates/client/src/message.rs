@@ -68,6 +68,8 @@ impl Message {
         let Some(mut request) = WriteRequest::new(session, numbered) else { return Ok(v1::WriteResponse::default()) };
         if let WriteRequest::Items(items) = &mut request {
             items.wait_ms = wait_ms;
+            // An append waits for the rate limiter before its first message.
+            items.admitted = true;
         }
         let response = timeout(deadline, client.send_write(service, request, deadline)).await;
         Ok(response.map_err(|_| Failure::timed_out())??.into_inner())

@@ -3,12 +3,13 @@
 use crate::call::Failure;
 use crate::client::Client;
 use crate::error::Error;
+use crate::map::Map;
 use crate::retry::Retry;
 use crate::rows::{GroupSignal, Rows, Updates, groups_to_wire, raw};
 use crate::window::Generation;
 use crate::write::{self, Part, WriteResult};
 use engram_memory::session::WINDOW;
-use engram_memory::{FeatureShape, FeatureType, Group, MemoryId, Outcome, PartitionId, SessionId};
+use engram_memory::{FeatureShape, FeatureType, Group, MemoryId, Ordinal, Outcome, PartitionId, SessionId};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_proto::{columns, split};
 use engram_trace::{Span, in_span};
@@ -16,13 +17,15 @@ use engram_wire::WriteBody;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 /// Maximum number of parts of one partition in one message.
 pub(crate) const PARTS_PER_PARTITION: usize = 4;
 /// Batches in flight at once. With [`PARTS_PER_PARTITION`] parts each they just fill the window of a partition, so a
 /// batch never waits for another's response while it holds numbers itself.
 const BATCHES: usize = WINDOW as usize / PARTS_PER_PARTITION;
+/// Longest wait for one worker to open a session: any primary can.
+const OPENING: Duration = Duration::from_secs(2);
 
 /// Writes to a cluster, each request exactly once regardless of retries. Cheap to clone; batches of clones may be in
 /// flight at once, and are then applied in any order; parts of one batch are applied in order.
@@ -36,6 +39,8 @@ pub struct Session(Arc<Inner>);
 struct Inner {
     client: Client,
     current: Mutex<Option<Arc<Generation>>>,
+    /// The worker that was last requested to open a session.
+    opener: parking_lot::Mutex<Option<Ordinal>>,
     batches: Semaphore,
 }
 
@@ -52,7 +57,8 @@ pub enum WriteOutcome {
 
 impl Session {
     pub(crate) fn new(client: Client) -> Self {
-        Self(Arc::new(Inner { client, current: Mutex::default(), batches: Semaphore::new(BATCHES) }))
+        let batches = Semaphore::new(BATCHES);
+        Self(Arc::new(Inner { client, current: Mutex::default(), opener: Default::default(), batches }))
     }
 
     /// Returns the client that it writes through.
@@ -191,16 +197,56 @@ impl Session {
 
     /// Returns the session for the next request: opened if there is none, replaced when it is due.
     pub(crate) async fn generation(&self, retry: &Retry) -> Result<Arc<Generation>, Failure> {
-        let mut current = self.0.current.lock().await;
+        let locked = timeout_at(retry.deadline, self.0.current.lock()).await;
+        let mut current = locked.map_err(|_| self.not_opened())?;
         if let Some(generation) = current.as_ref().filter(|generation| Instant::now() < generation.renew_at) {
             return Ok(generation.clone());
         }
-        match (open(&self.0.client, retry).await, current.as_ref()) {
+        match (self.open(retry).await, current.as_ref()) {
             (Ok(generation), _) => Ok(current.insert(Arc::new(generation)).clone()),
             // Due is not expired: the old session is valid for hours.
             (Err(_), Some(generation)) => Ok(generation.clone()),
             (Err(failure), None) => Err(failure),
         }
+    }
+
+    /// Requests a session from the primaries in turn, from a random one on.
+    async fn open(&self, retry: &Retry) -> Result<Generation, Failure> {
+        let client = &self.0.client;
+        let map = client.map().map_err(|error| Failure::unavailable(error.to_string()))?;
+        let owners: Vec<_> = map.owners().into_iter().collect();
+        let start = rand::random_range(0..owners.len().max(1));
+        let mut last = match owners.is_empty() {
+            true => Failure::unavailable("no worker is primary of a partition"),
+            false => self.not_opened(),
+        };
+        for owner in owners.iter().cycle().skip(start).take(owners.len()) {
+            if retry.remaining().is_none() {
+                // The error names the worker that took the time.
+                break;
+            }
+            *self.0.opener.lock() = Some(*owner);
+            let limit = client.attempt(retry).min(OPENING);
+            match client.while_owner(&map, *owner, open_at(client, &map, *owner, limit)).await {
+                Ok(v1::OpenSessionResponse { session: Some(session), renew_after_ms, .. }) => {
+                    let renew_at = Instant::now() + Duration::from_millis(renew_after_ms);
+                    return Ok(Generation::new(session.into(), renew_at, map.partition_count()));
+                }
+                Ok(_) => last = Failure::unavailable(format!("worker {owner} returned a session without an id")),
+                Err(failure) => last = failure,
+            }
+        }
+        // No request of the caller was executed, regardless of the session.
+        Err(Failure { maybe_executed: false, ..last })
+    }
+
+    /// Returns the failure of a request that waited for a session that another request opens.
+    fn not_opened(&self) -> Failure {
+        let text = match *self.0.opener.lock() {
+            Some(owner) => format!("worker {owner} has not opened a session in time"),
+            None => "no session was opened in time".to_owned(),
+        };
+        Failure::unavailable(text)
     }
 
     /// Stops numbering new requests under the session.
@@ -225,31 +271,15 @@ fn checked_rows(
     Ok(parts.into_iter().map(|(partition, part)| Part::new(partition, WriteBody::Upsert(part))).collect())
 }
 
-async fn open(client: &Client, retry: &Retry) -> Result<Generation, Failure> {
-    let map = client.map().map_err(|error| Failure::unavailable(error.to_string()))?;
-    let owners: Vec<_> = map.owners().into_iter().collect();
-    let start = rand::random_range(0..owners.len().max(1));
-    let mut last = Failure::unavailable("no worker is primary of a partition");
-    for owner in owners.iter().cycle().skip(start).take(owners.len()) {
-        let attempt = client.attempt(retry).min(Duration::from_secs(2));
-        let opened = match client.service_of(&map, *owner) {
-            Ok(mut service) => service.open_session(client.request(v1::OpenSessionRequest {}, attempt)).await,
-            Err(failure) => {
-                last = failure;
-                continue;
-            }
-        };
-        match opened.map(tonic::Response::into_inner) {
-            Ok(v1::OpenSessionResponse { session: Some(session), renew_after_ms, .. }) => {
-                let renew_at = Instant::now() + Duration::from_millis(renew_after_ms);
-                return Ok(Generation::new(session.into(), renew_at, map.partition_count()));
-            }
-            Ok(_) => last = Failure::unavailable("a session without an id"),
-            Err(status) => last = status.into(),
-        }
-    }
-    // No request of the caller was executed, regardless of the session.
-    Err(Failure { maybe_executed: false, ..last })
+async fn open_at(
+    client: &Client,
+    map: &Map,
+    owner: Ordinal,
+    limit: Duration,
+) -> Result<v1::OpenSessionResponse, Failure> {
+    let mut service = client.service_of(map, owner)?;
+    let call = service.open_session(client.request(v1::OpenSessionRequest {}, limit));
+    Ok(timeout(limit, call).await.map_err(|_| Failure::timed_out())??.into_inner())
 }
 
 async fn get_outcome(

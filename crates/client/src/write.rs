@@ -175,7 +175,7 @@ async fn drive(session: &Session, map: &Arc<Map>, owner: Ordinal, mut parts: Vec
     let mut held: HashMap<PartitionId, Failure> = HashMap::new();
     while !parts.is_empty() {
         if retry.remaining().is_none() {
-            let late = Failure { maybe_executed: false, ..Failure::timed_out() };
+            let late = Failure::unavailable(format!("worker {owner} was not called before the deadline"));
             round.open.extend(parts.drain(..).map(|part| (part, late.clone())));
             break;
         }

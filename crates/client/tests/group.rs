@@ -141,10 +141,11 @@ impl Wires {
         if is_through_proxy { self.proxies[&to] } else { self.listeners[&to].local_addr().unwrap() }
     }
 
-    fn connect(&self, own: MemberId, generation: &Generation, limit: Duration) -> Result<Tcp, Error> {
+    fn connect(&self, own: MemberId, generation: &Generation, wait: &mut Wait<'_>) -> Result<Tcp, Error> {
         let addresses: Vec<SocketAddr> = generation.members.iter().map(|(to, _)| self.address(own, *to)).collect();
-        let options = TcpOptions { connect: limit, shared_memory: false, ..TcpOptions::default() };
-        Tcp::connect(generation.rank, generation.number, &addresses, &self.listeners[&own], None, options)
+        let options = TcpOptions { connect: wait.limit(), shared_memory: false, ..TcpOptions::default() };
+        let Generation { number, rank, .. } = generation;
+        Tcp::connect_within(*rank, *number, &addresses, &self.listeners[&own], None, options, wait)
     }
 }
 
@@ -185,9 +186,9 @@ struct Network {
 }
 
 impl Connect for Network {
-    fn connect(&mut self, generation: &Generation, limit: Duration) -> Result<Box<dyn Transport + Send>, Error> {
+    fn connect(&mut self, generation: &Generation, wait: &mut Wait<'_>) -> Result<Box<dyn Transport + Send>, Error> {
         if let Some(wires) = &self.world.wires {
-            return Ok(Box::new(wires.connect(self.id, generation, limit)?));
+            return Ok(Box::new(wires.connect(self.id, generation, wait)?));
         }
         let ranks = generation.members.len();
         let mut generations = self.world.generations.lock().unwrap();

@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p engram-collective --example all_reduce [-- tcp [STREAMS]]`
 //!
-//! Prints the best and the median time per size, and the bus bandwidth `2 (n - 1) / n S / t`. Each result is verified.
+//! Prints the best and the median time per size, and the bus bandwidth `2 (n - 1) / n S / t`. Each result is verified. With the variable
+//! `ENGRAM_JSON` it prints one object per size, with milliseconds, for `cargo xtask bench reduce`.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Stdio};
@@ -76,17 +77,25 @@ fn run(
             let mut wait = Wait::new(Duration::from_secs(10), &cancel, &mut give_up);
             let start = Instant::now();
             executor.all_reduce(&mut transport, reduction, &plan, &input, &mut output, &mut wait)?;
+            let right = |(index, value): (usize, &f32)| *value == 2.0 * (index % 1_000) as f32 + 1.0;
+            // Within the measured time: nothing is left to be done afterwards.
+            assert!(output.iter().enumerate().step_by(99_991).all(right), "sum of {name}");
             // The first tenth warms up.
             if repetition >= repetitions.div_ceil(10) {
                 times.push(start.elapsed().as_secs_f64());
             }
-            let right = |(index, value): (usize, &f32)| *value == 2.0 * (index % 1_000) as f32 + 1.0;
             assert!(output.iter().enumerate().step_by(997).all(right), "sum of {name}");
             output.iter_mut().step_by(997).for_each(|it| *it = f32::NAN);
         }
         assert!(!times.is_empty());
         times.sort_by(f64::total_cmp);
         let (best, median) = (times[0], times[times.len() / 2]);
+        if std::env::var_os("ENGRAM_JSON").is_some() {
+            let (bytes, repeats) = (4 * elements, times.len());
+            let (best, median) = (1e3 * best, 1e3 * median);
+            println!(r#"{{"bytes": {bytes}, "best": {best}, "median": {median}, "repeats": {repeats}}}"#);
+            continue;
+        }
         let rate = |seconds: f64| 4.0 * elements as f64 / seconds / 1e9;
         println!(
             "{name:>6} {algorithm:?}: best {:8.3} ms {:6.2} GB/s, median {:8.3} ms {:6.2} GB/s",

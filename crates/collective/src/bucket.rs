@@ -18,11 +18,6 @@ pub struct Bucket {
     pub elements: usize,
 }
 
-/// Returns the ready order before it was measured: the reverse of the order of creation.
-pub fn reverse_order(parameters: usize) -> Vec<usize> {
-    (0..parameters).rev().collect()
-}
-
 /// Returns the buckets for parameters of `elements` f32 elements, given in ready order, with buckets of about `target_bytes` (clamped to
 /// [`MIN_BYTES`] and [`MAX_BYTES`]). A parameter is never split; the last bucket has at most [`LAST_BYTES`] unless one parameter alone exceeds it.
 ///

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use engram_collective::compress::{Compression, Compressor, decode};
 use engram_collective::cost::Algorithm;
 use engram_collective::executor::{Executor, Plan, Reduction};
+use engram_collective::low_rank::LowRank;
 use engram_collective::message::{self, Tag};
 use engram_collective::transport::{Counters, Error, Memory, Tcp, TcpOptions, Transport, Wait, memory_group};
 use engram_collective::tree::{LEAVES, LeafSums};
@@ -40,8 +41,10 @@ fn options(medium: Medium) -> TcpOptions {
 fn connect(rank: usize, addresses: &[SocketAddr], listener: &TcpListener, medium: Medium, streams: usize) -> Tcp {
     let options = TcpOptions { streams, ..options(medium) };
     let transport = Tcp::connect(rank, 1, addresses, listener, None, options).unwrap();
-    let shared = if medium == Medium::SharedMemory { streams * (addresses.len() - 1) } else { 0 };
+    let peers = addresses.len() - 1;
+    let (shared, each) = if medium == Medium::SharedMemory { (peers, 1) } else { (0, streams) };
     assert_eq!(transport.shared_connections(), shared, "{medium:?}");
+    assert_eq!(transport.streams(), if peers == 0 { 0 } else { each }, "{medium:?}");
     transport
 }
 
@@ -207,6 +210,83 @@ fn buckets_that_complete_in_any_order_are_not_confused_with_any_compression() {
             over(medium, ranks, |it| work(it));
         }
     }
+}
+
+/// Adds the factors of both rounds of PowerSGD for several buckets; each rank sends and receives them in another order. Returns the sum of each bucket.
+fn reduce_factors(transport: &mut dyn Transport, plan: &LowRank, buckets: u32) -> Vec<Vec<f32>> {
+    let (rank, ranks) = (transport.rank(), transport.ranks());
+    let basis = plan.first_basis();
+    let gradient = |bucket: u32| -> Vec<f32> {
+        input(rank, plan.elements()).iter().map(|it| it * (1.0 + bucket as f32)).collect()
+    };
+    let mut sums: Vec<Vec<f32>> = Vec::new();
+    for round in 0..2_u16 {
+        let own: Vec<Vec<f32>> = (0..buckets)
+            .map(|bucket| match round {
+                0 => plan.left(&gradient(bucket), &basis),
+                _ => plan.right(&gradient(bucket), &sums[bucket as usize]),
+            })
+            .collect();
+        let tag = |bucket: u32, from: usize| Tag {
+            generation: 1,
+            step: 1,
+            bucket,
+            phase: round,
+            chunk: 0,
+            from: from as u16,
+        };
+        for index in 0..buckets {
+            let bucket = (index * (2 * rank as u32 + 1) + rank as u32) % buckets;
+            for to in (0..ranks).filter(|to| *to != rank) {
+                let bytes = bytemuck::cast_slice(&own[bucket as usize]);
+                wait(PATIENT, |wait| transport.send(to, tag(bucket, rank), bytes, wait)).unwrap();
+            }
+        }
+        let mut added = vec![Vec::new(); buckets as usize];
+        for bucket in (0..buckets).map(|it| (it + rank as u32) % buckets) {
+            let mut sum = vec![0.0; own[bucket as usize].len()];
+            for from in 0..ranks {
+                let mut part = own[bucket as usize].clone();
+                if from != rank {
+                    let bytes = bytemuck::cast_slice_mut(&mut part);
+                    wait(PATIENT, |wait| transport.receive(tag(bucket, from), bytes, wait)).unwrap();
+                }
+                sum.iter_mut().zip(&part).for_each(|(sum, value)| *sum += value);
+            }
+            if round == 0 {
+                plan.orthonormalize(&mut sum);
+                added[bucket as usize] = sum;
+            } else {
+                added[bucket as usize] = plan.expand(&sums[bucket as usize], &sum);
+            }
+        }
+        sums = added;
+    }
+    sums
+}
+
+#[test]
+fn both_rounds_of_factors_are_not_confused_when_buckets_complete_in_any_order() {
+    // Factors of both rounds have the same length, so that only the tags distinguish them.
+    let plan = LowRank::new([(0..900, &[30, 30][..])], 1);
+    let alone = |bucket: usize| {
+        // The ranks of `input` have matrices of other values, which one rank adds here.
+        let gradients: Vec<Vec<f32>> =
+            (0..3).map(|rank| input(rank, 900).iter().map(|it| it * (1.0 + bucket as f32)).collect()).collect();
+        let add = |parts: Vec<Vec<f32>>| {
+            let mut sum = vec![0.0; parts[0].len()];
+            parts.iter().for_each(|part| sum.iter_mut().zip(part).for_each(|(sum, value)| *sum += value));
+            sum
+        };
+        let mut left = add(gradients.iter().map(|it| plan.left(it, &plan.first_basis())).collect());
+        plan.orthonormalize(&mut left);
+        let right = add(gradients.iter().map(|it| plan.right(it, &left)).collect());
+        plan.expand(&left, &right)
+    };
+    let expected: Vec<Vec<f32>> = (0..4).map(alone).collect();
+    let check = |sums: Vec<Vec<Vec<f32>>>| assert!(sums.iter().all(|it| *it == expected));
+    check(over_memory(3, |it| reduce_factors(it, &plan, 4)));
+    MEDIA.into_iter().for_each(|medium| check(over(medium, 3, |it| reduce_factors(it, &plan, 4))));
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! What a coordinator's host knows besides the heartbeats, and transfers of leadership away from cordoned workers.
 
-use crate::state::State;
 use engram_cluster::{LeadershipTransfer, PartitionMap};
 use engram_memory::{Member, Ordinal, PartitionId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,34 +18,16 @@ pub struct Environment {
     pub had_map: bool,
 }
 
-impl State {
-    /// Sets the environment; returns whether it changed.
-    pub(crate) fn set_environment(&mut self, surroundings: Environment) -> bool {
-        let changed = self.environment != surroundings;
-        self.environment = surroundings;
-        changed
-    }
-
+impl Environment {
     /// Returns the failure domain of a worker.
     pub(crate) fn domain(&self, ordinal: Ordinal) -> String {
         // A worker without a configured domain is its own failure domain.
-        self.environment.domains.get(&ordinal).cloned().unwrap_or_else(|| format!("worker-{ordinal}"))
-    }
-
-    /// Adds transfers away from cordoned workers, and drops transfers to them.
-    pub(crate) fn transfer_from_cordoned(&mut self, map: &PartitionMap) {
-        let cordoned = &self.environment.relieved;
-        if cordoned.is_empty() {
-            return;
-        }
-        let alive: BTreeMap<Ordinal, Member> =
-            self.members().filter(|worker| worker.alive).map(|worker| (worker.member.ordinal, worker.member)).collect();
-        self.transfers = plan_transfers(map, cordoned, &alive, &self.transfers);
+        self.domains.get(&ordinal).cloned().unwrap_or_else(|| format!("worker-{ordinal}"))
     }
 }
 
 /// Returns the planned transfers without those to or from cordoned workers, plus those away from cordoned workers.
-fn plan_transfers(
+pub(crate) fn plan_transfers(
     map: &PartitionMap,
     relieved: &BTreeSet<Ordinal>,
     alive: &BTreeMap<Ordinal, Member>,

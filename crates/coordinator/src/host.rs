@@ -3,16 +3,13 @@
 
 use crate::accept;
 use crate::environment::Environment;
-use crate::guard::{AuthorizedService, TokenAuthorizer};
-use crate::service::{Service, Views, first_heartbeat};
+use crate::rpc::{self, Access, Endpoint, Endpoints, TokenAuthorizer};
 use crate::state::{BootstrapProgress, GpuFault, WorkerCertificate};
-use crate::{Coordinator, Error, Shared, run_failure_detector, writer};
+use crate::{Coordinator, Error, KEEPALIVE, Shared, run_failure_detector, writer};
 use engram_cluster::PartitionMap;
 use engram_identity::{Keys, Refusals, accept_for_clusters};
 use engram_mapstore::Goal;
 use engram_memory::{ClusterId, Member, Ordinal};
-use engram_proto::v1;
-use engram_proto::v1::coordinator_service_server::{CoordinatorService, CoordinatorServiceServer};
 use futures::future::BoxFuture;
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -22,12 +19,13 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
+use tonic::Status;
 use tonic::service::Routes;
-use tonic::{Request, Response, Status, Streaming};
 
 /// How long pending proposals may take to be written at shutdown.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long the last views may take to reach the workers.
+/// How long the last views may take to reach the workers. No notification says when they have: the server does not, and the heartbeats
+/// that do would take longer. A worker that misses its view receives it from the next coordinator.
 const FLUSH_DELAY: Duration = Duration::from_millis(50);
 
 /// The coordinators of a process.
@@ -39,7 +37,7 @@ pub struct Host {
 }
 
 struct HostedCluster {
-    service: AuthorizedService,
+    endpoint: Endpoint,
     tasks: [AbortHandle; 2],
 }
 
@@ -48,7 +46,7 @@ impl Drop for HostedCluster {
         for task in &self.tasks {
             task.abort();
         }
-        self.service.service.shared.ended.send_replace(true);
+        self.endpoint.shared().ended.send_replace(true);
     }
 }
 
@@ -115,26 +113,16 @@ impl Handle {
         Report {
             map: state.map().cloned().map(Arc::new),
             lost: state.lost().map(str::to_owned),
-            alive: state
-                .members()
-                .filter(|worker| worker.alive)
-                .map(|worker| (worker.member.ordinal, worker.addresses.client.clone()))
-                .collect(),
+            alive: state.living().map(|worker| (worker.member.ordinal, worker.addresses.client.clone())).collect(),
             conditions: state.conditions().to_vec(),
             gpu_faults: state
-                .members()
-                .filter(|worker| worker.alive)
-                .filter_map(|worker| Some((worker.member.ordinal, worker.gpu_fault.clone()?)))
+                .living()
+                .filter_map(|worker| Some((worker.member.ordinal, worker.report.gpu_fault.clone()?)))
                 .collect(),
-            operations: state
-                .members()
-                .filter(|worker| worker.alive)
-                .map(|worker| (worker.member.ordinal, worker.operations))
-                .collect(),
+            operations: state.living().map(|worker| (worker.member.ordinal, worker.report.operations)).collect(),
             certificates: state
-                .members()
-                .filter(|worker| worker.alive)
-                .filter_map(|worker| Some((worker.member.ordinal, worker.certificate.clone()?)))
+                .living()
+                .filter_map(|worker| Some((worker.member.ordinal, worker.report.certificate.clone()?)))
                 .collect(),
             bootstrapping: state.bootstrap_progress(&self.shared.options),
         }
@@ -150,8 +138,8 @@ impl Host {
             tokio::spawn(writer::run(Arc::clone(&shared))).abort_handle(),
             tokio::spawn(run_failure_detector(Arc::clone(&shared))).abort_handle(),
         ];
-        let service = AuthorizedService { service: Service { shared: Arc::clone(&shared) }, keys, authorizer: None };
-        let hosted = HostedCluster { service, tasks };
+        let endpoint = Endpoint::new(Arc::clone(&shared), Access::new(keys));
+        let hosted = HostedCluster { endpoint, tasks };
         self.write().insert(shared.options.cluster, hosted);
         Handle { shared }
     }
@@ -159,7 +147,7 @@ impl Host {
     /// Accepts tokens instead of certificates of a cluster, for read-only calls.
     pub fn set_authorizer(&self, cluster: ClusterId, accounts: Arc<dyn TokenAuthorizer>) {
         if let Some(hosted) = self.write().get_mut(&cluster) {
-            hosted.service.authorizer = Some(accounts);
+            hosted.endpoint.access_mut().set_authorizer(accounts);
         }
     }
 
@@ -171,7 +159,7 @@ impl Host {
     /// Returns the keys of a hosted cluster that has certificates.
     pub fn keys(&self, cluster: ClusterId) -> Option<Arc<Keys>> {
         let clusters = self.clusters.read();
-        clusters.get(&cluster).and_then(|hosted| hosted.service.keys.clone())
+        clusters.get(&cluster).and_then(|hosted| hosted.endpoint.access().keys().cloned())
     }
 
     /// Counters of rejected connections. The keys of the hosted clusters count separately, unless they were created
@@ -225,12 +213,10 @@ impl Host {
         let refusals = Arc::clone(&self.refusals);
         let incoming = accept::incoming(listener, Arc::clone(&self.refused_connections));
         let incoming = accept_for_clusters(incoming, move |cluster| lookup.keys(cluster), refusals);
-        let service =
-            CoordinatorServiceServer::new(self).max_decoding_message_size(engram_proto::MAX_PEER_MESSAGE_BYTES);
         let serving = tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(Duration::from_secs(5)))
+            .http2_keepalive_interval(Some(KEEPALIVE))
             .add_routes(others)
-            .add_service(service)
+            .add_service(rpc::server(Endpoints::Hosted(self)))
             .serve_with_incoming(incoming);
         tokio::pin!(serving);
         let result = tokio::select! {
@@ -249,13 +235,12 @@ impl Host {
     async fn finish(&self) {
         let all: Vec<Arc<Shared>> = {
             let clusters = self.clusters.read();
-            clusters.values().map(|hosted| Arc::clone(&hosted.service.service.shared)).collect()
+            clusters.values().map(|hosted| Arc::clone(hosted.endpoint.shared())).collect()
         };
         let finished = futures::future::join_all(all.iter().map(|shared| writer::finish(shared)));
         if tokio::time::timeout(FINISH_TIMEOUT, finished).await.is_err() {
             tracing::warn!("shutdown timed out before all proposals were written");
         }
-        // The written map is on its way to the workers.
         tokio::time::sleep(FLUSH_DELAY).await;
     }
 
@@ -263,88 +248,25 @@ impl Host {
         self.clusters.write()
     }
 
-    fn service(&self, cluster: &[u8]) -> Result<AuthorizedService, Status> {
+    /// Returns the coordinator of a cluster.
+    pub(crate) fn endpoint(&self, cluster: &[u8]) -> Result<Endpoint, Status> {
         let cluster =
             engram_wire::cluster_from_proto(cluster).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        self.service_of(cluster)
-    }
-
-    fn service_of(&self, cluster: ClusterId) -> Result<AuthorizedService, Status> {
         let clusters = self.clusters.read();
-        let service = clusters.get(&cluster).map(|hosted| hosted.service.clone());
+        let endpoint = clusters.get(&cluster).map(|hosted| hosted.endpoint.clone());
         // A worker may connect before the object that announces its cluster arrives: it retries.
-        service.ok_or_else(|| Status::unavailable(format!("cluster {cluster} is not coordinated here")))
+        endpoint.ok_or_else(|| Status::unavailable(format!("cluster {cluster} is not coordinated here")))
     }
 
-    /// Returns the only hosted cluster.
-    fn only_service(&self) -> Result<AuthorizedService, Status> {
+    /// Returns the only hosted coordinator.
+    pub(crate) fn only_endpoint(&self) -> Result<Endpoint, Status> {
         let clusters = self.clusters.read();
         match clusters.values().collect::<Vec<_>>().as_slice() {
-            [only] => Ok(only.service.clone()),
+            [only] => Ok(only.endpoint.clone()),
             all => Err(Status::invalid_argument(format!(
                 "{} clusters are coordinated here: the request must name one",
                 all.len()
             ))),
         }
-    }
-}
-
-#[tonic::async_trait]
-impl CoordinatorService for Host {
-    type HeartbeatStream = Views;
-
-    async fn heartbeat(&self, request: Request<Streaming<v1::HeartbeatRequest>>) -> Result<Response<Views>, Status> {
-        let (_, extensions, mut heartbeats) = request.into_parts();
-        let first = first_heartbeat(&mut heartbeats).await?;
-        let hello = first.hello.as_ref().ok_or_else(|| Status::invalid_argument("the first heartbeat has no hello"))?;
-        self.service(&hello.cluster)?.heartbeats(&extensions, &first, heartbeats)
-    }
-
-    async fn report_death(
-        &self,
-        request: Request<v1::ReportDeathRequest>,
-    ) -> Result<Response<v1::ReportDeathResponse>, Status> {
-        self.service(&request.get_ref().cluster)?.report_death(request).await
-    }
-
-    async fn propose_map_changes(
-        &self,
-        request: Request<v1::ProposeMapChangesRequest>,
-    ) -> Result<Response<v1::ProposeMapChangesResponse>, Status> {
-        self.service(&request.get_ref().cluster)?.propose_map_changes(request).await
-    }
-
-    async fn set_goal(&self, request: Request<v1::SetGoalRequest>) -> Result<Response<v1::SetGoalResponse>, Status> {
-        self.service(&request.get_ref().cluster)?.set_goal(request).await
-    }
-
-    async fn get_cluster_status(
-        &self,
-        request: Request<v1::GetClusterStatusRequest>,
-    ) -> Result<Response<v1::ClusterStatus>, Status> {
-        let cluster = &request.get_ref().cluster;
-        let service = if cluster.is_empty() { self.only_service() } else { self.service(cluster) };
-        service?.get_cluster_status(request).await
-    }
-
-    async fn report_map_state(
-        &self,
-        request: Request<v1::ReportMapStateRequest>,
-    ) -> Result<Response<v1::ReportMapStateResponse>, Status> {
-        self.service(&request.get_ref().cluster)?.report_map_state(request).await
-    }
-
-    async fn rebuild_map(
-        &self,
-        request: Request<v1::RebuildMapRequest>,
-    ) -> Result<Response<v1::RebuildMapResponse>, Status> {
-        self.service(&request.get_ref().cluster)?.rebuild_map(request).await
-    }
-
-    async fn force_promote(
-        &self,
-        request: Request<v1::ForcePromoteRequest>,
-    ) -> Result<Response<v1::ForcePromoteResponse>, Status> {
-        self.service(&request.get_ref().cluster)?.force_promote(request).await
     }
 }

@@ -15,17 +15,16 @@
 
 mod accept;
 mod environment;
-mod guard;
 mod host;
 mod manual_recovery;
-mod service;
+mod rpc;
 mod state;
 pub mod wire;
 mod writer;
 
 pub use environment::Environment;
-pub use guard::{QueryKind, TokenAuthorizer};
 pub use host::{Handle, Host, Report};
+pub use rpc::{QueryKind, TokenAuthorizer};
 pub use state::{BootstrapProgress, GpuFault, WorkerCertificate};
 
 use engram_cluster::detector::Timing;
@@ -33,9 +32,9 @@ use engram_identity::{Callers, Keys};
 use engram_mapstore::MapStore;
 use engram_memory::ClusterId;
 use engram_proto::v1;
-use engram_proto::v1::coordinator_service_server::CoordinatorServiceServer;
 use futures::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard};
+use rpc::{Access, Endpoint, Endpoints};
 use state::State;
 use std::future::Future;
 use std::sync::Arc;
@@ -49,7 +48,6 @@ use tonic::transport::server::Connected;
 
 /// Interval of HTTP/2 keepalives to a silent worker.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-const MESSAGE_BYTES: usize = engram_proto::MAX_PEER_MESSAGE_BYTES;
 
 /// Options of a coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,6 +130,8 @@ pub(crate) struct Shared {
     view: watch::Sender<Arc<v1::HeartbeatResponse>>,
     /// Held from the decision to write until the view is published.
     writing: tokio::sync::Mutex<()>,
+    /// Notified when the writer has written a map, or has nothing to write.
+    written: Notify,
     /// Serializes orders.
     ordering: tokio::sync::Mutex<()>,
     /// Notified when a worker reported its map state.
@@ -191,6 +191,7 @@ impl Coordinator {
             reconsider: Notify::new(),
             view,
             writing: tokio::sync::Mutex::new(()),
+            written: Notify::new(),
             ordering: tokio::sync::Mutex::new(()),
             map_state_received: Notify::new(),
             ended: watch::Sender::new(false),
@@ -236,11 +237,10 @@ impl Coordinator {
     ) -> BoxFuture<'a, Result<(), Error>> {
         let incoming = accept::incoming(listener, Arc::default());
         let incoming = engram_identity::accept(incoming, Arc::clone(&keys), Callers::Certified, None);
-        let service = service::Service { shared: Arc::clone(&self.shared) };
-        let service = guard::AuthorizedService { service, keys: Some(keys), authorizer: None };
+        let endpoint = Endpoint::new(Arc::clone(&self.shared), Access::new(Some(keys)));
         let serving = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))
-            .add_service(CoordinatorServiceServer::new(service).max_decoding_message_size(MESSAGE_BYTES))
+            .add_service(rpc::server(Endpoints::One(endpoint)))
             .serve_with_incoming(incoming);
         Box::pin(self.serve_until(serving, shutdown))
     }
@@ -257,10 +257,10 @@ impl Coordinator {
     where
         C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
-        let service = service::Service { shared: Arc::clone(&self.shared) };
+        let endpoint = Endpoint::new(Arc::clone(&self.shared), Access::default());
         let serving = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE))
-            .add_service(CoordinatorServiceServer::new(service).max_decoding_message_size(MESSAGE_BYTES))
+            .add_service(rpc::server(Endpoints::One(endpoint)))
             .serve_with_incoming(incoming);
         self.serve_until(serving, shutdown).await
     }

@@ -4,7 +4,6 @@
 //! permanent record; after that the rules hold again.
 
 use crate::Shared;
-use crate::state::State;
 use crate::wire;
 use engram_cluster::rebuild::{self, MapStateReport, PromotionCandidate};
 use engram_cluster::{Entry, PartitionMap, check_force_promotable};
@@ -57,19 +56,13 @@ struct MapStates {
     silent: BTreeSet<Ordinal>,
 }
 
-impl State {
-    fn living(&self) -> impl Iterator<Item = &Member> {
-        self.members().filter(|worker| worker.alive).map(|worker| &worker.member)
-    }
-}
-
 impl Shared {
     /// Receives the report of a worker.
     pub(crate) fn receive_map_state(&self, report: &v1::ReportMapStateRequest) -> Result<(), Status> {
         let malformed = |error: engram_wire::Malformed| Status::invalid_argument(error.to_string());
         let number = report.request_number;
         let report = engram_wire::map_state_from_proto(report).map_err(malformed)?;
-        self.state().map_state_reports.insert(number, report);
+        self.state().map_state_reports_mut().insert(number, report);
         self.map_state_received.notify_one();
         Ok(())
     }
@@ -77,17 +70,18 @@ impl Shared {
     /// Requests the map state of all workers, and waits for their reports, also of workers that connect meanwhile.
     async fn request_map_states(&self) -> MapStates {
         let deadline = Instant::now() + REPORT_TIMEOUT;
-        let number = self.state().map_state_reports.next_request();
+        let number = self.state().map_state_reports_mut().next_request();
         self.publish();
         loop {
             let states = {
                 let state = self.state();
                 let reports: Vec<MapStateReport> = state
                     .living()
-                    .filter_map(|member| state.map_state_reports.report_of(number, member).cloned())
+                    .filter_map(|worker| state.map_state_reports().report_of(number, &worker.member).cloned())
                     .collect();
                 let expected = (0..state.goal().workers(self.options.workers)).map(Ordinal);
-                let expected: BTreeSet<Ordinal> = expected.chain(state.living().map(|member| member.ordinal)).collect();
+                let expected: BTreeSet<Ordinal> =
+                    expected.chain(state.living().map(|worker| worker.member.ordinal)).collect();
                 let answered = reports.iter().map(|report| report.member.ordinal).collect();
                 MapStates { silent: &expected - &answered, reports }
             };

@@ -70,8 +70,10 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             let _failovers = failover_spans(&shared, &update);
             write(&shared, update).instrument(span).await;
             drop(writing);
+            shared.written.notify_waiters();
         }
         shared.publish();
+        shared.written.notify_waiters();
     }
 }
 
@@ -103,12 +105,14 @@ pub(crate) async fn finish(shared: &Shared) {
     shared.state().close();
     shared.reconsider.notify_one();
     loop {
+        // Created before the check, so that no notification is missed.
+        let written = shared.written.notified();
         let writing = shared.writing.lock().await;
         if !shared.state().has_proposals() {
             return;
         }
         drop(writing);
-        sleep(MERGE_WINDOW).await;
+        written.await;
     }
 }
 

@@ -1,7 +1,7 @@
 //! GPUs that compute the workloads of this crate.
 
 use engram_information::{LEAVES, PartialSum, leaf_range};
-use engram_kernels::gpu::{Driver, GeodesicKernels, ProductShape};
+use engram_kernels::gpu::{Driver, GeodesicKernels, ProductShape, TrainingKernels};
 use engram_kernels::{Error, Gpu};
 use engram_tropical::Matrix;
 use std::ops::Range;
@@ -30,6 +30,11 @@ pub trait Accelerator: Send {
     fn geodesic(&mut self) -> Option<&mut dyn GeodesicKernels> {
         None
     }
+
+    /// Returns the kernels of trainings, which agree with the CPU to rounding; `None` if the device has none.
+    fn training(&mut self) -> Option<&mut dyn TrainingKernels> {
+        None
+    }
 }
 
 impl<D: Driver> Accelerator for Gpu<D> {
@@ -48,6 +53,10 @@ impl<D: Driver> Accelerator for Gpu<D> {
     }
 
     fn geodesic(&mut self) -> Option<&mut dyn GeodesicKernels> {
+        Some(self)
+    }
+
+    fn training(&mut self) -> Option<&mut dyn TrainingKernels> {
         Some(self)
     }
 }

@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn no_round_loses_a_wake_up() {
-        const ROUNDS: u64 = 20_000;
+        const ROUNDS: u64 = 100_000;
         const MEMBERS: u64 = 3;
         let barrier = Barrier::new(MEMBERS as usize);
         let arrived = AtomicU64::new(0);

@@ -117,11 +117,18 @@ pub(crate) fn run_rows_on<T: Copy + Default + Send, E: ToString>(
     let work = distribution.work();
     let mut values = vec![T::default(); work.items * width];
     let results = {
+        let blocks: Vec<Range<usize>> = (0..distribution.blocks()).map(|block| distribution.items(block)).collect();
+        let mut rest = &mut values[..];
         // Only the device that computes a block locks it.
-        let parts: Vec<Mutex<&mut [T]>> = values.chunks_mut((work.block * width).max(1)).map(Mutex::new).collect();
-        run_blocks_on(devices, distribution, limit, |device, items| match parts.get(items.start / work.block) {
-            Some(part) => kernel(device, items, &mut part.lock()),
-            None => kernel(device, items, &mut []),
+        let mut parts: Vec<Mutex<&mut [T]>> = Vec::with_capacity(blocks.len());
+        for items in &blocks {
+            let (part, after) = std::mem::take(&mut rest).split_at_mut(items.len() * width);
+            parts.push(Mutex::new(part));
+            rest = after;
+        }
+        run_blocks_on(devices, distribution, limit, |device, items| {
+            let block = blocks.partition_point(|it| it.start < items.start);
+            kernel(device, items, &mut parts[block].lock())
         })?
     };
     Ok((values, results))
@@ -145,7 +152,7 @@ impl<R: Send> Shared<R> {
             match result {
                 Ok(Some(Ok(result))) => {
                     if state.distribution.finish(index, begin) {
-                        let block = begin / state.distribution.work().block;
+                        let block = state.distribution.block_of(begin);
                         state.results[block] = Some(result);
                         state.loads[index].items += count;
                         state.loads[index].bytes += count as u64 * state.distribution.work().bytes_per_item;

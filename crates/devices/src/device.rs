@@ -2,14 +2,15 @@
 
 use crate::{Accelerator, accelerator};
 use engram_information::{PartialSum, partial_sums_of_rows};
-use engram_kernels::gpu::GeodesicKernels;
+use engram_kernels::gpu::{GeodesicKernels, TrainingKernels};
 use engram_kernels::partitioner::Resource;
 use engram_kernels::profiler::{Kind, Recorder};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Value of [`Health`] without a limit.
 const UNLIMITED: u64 = u64::MAX;
@@ -21,7 +22,37 @@ pub struct ComputeDevice {
     resource: Resource,
     health: Health,
     recorder: Recorder,
+    memory_bytes: Option<u64>,
     gpu: Option<Arc<Mutex<dyn Accelerator>>>,
+    usage: Arc<Usage>,
+}
+
+/// Counters of a GPU; clones of a device share them.
+#[derive(Default)]
+struct Usage {
+    computations: AtomicU64,
+    busy_ns: AtomicU64,
+}
+
+/// What a GPU has computed since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceUsage {
+    /// Computations, those that failed included.
+    pub computations: u64,
+    /// Their duration, transfers included.
+    pub busy: Duration,
+}
+
+impl Usage {
+    /// Counts a computation.
+    fn count<T>(&self, compute: impl FnOnce() -> T) -> T {
+        let begin = Instant::now();
+        let result = compute();
+        let took = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.computations.fetch_add(1, Ordering::Relaxed);
+        self.busy_ns.fetch_add(took, Ordering::Relaxed);
+        result
+    }
 }
 
 impl fmt::Debug for ComputeDevice {
@@ -46,7 +77,7 @@ impl ComputeDevice {
         let resource = Resource { throughput: None, free_bytes: u64::MAX, latency_ns: 0, healthy: true };
         let health = Health { left: Arc::new(AtomicU64::new(UNLIMITED)) };
         let recorder = Recorder::off(name.clone());
-        Self { name, resource, health, recorder, gpu: None }
+        Self { name, resource, health, recorder, memory_bytes: None, gpu: None, usage: Arc::default() }
     }
 
     /// Sets the measured speed in items per second.
@@ -60,6 +91,13 @@ impl ComputeDevice {
     #[must_use]
     pub const fn with_free_bytes(mut self, bytes: u64) -> Self {
         self.resource.free_bytes = bytes;
+        self
+    }
+
+    /// Sets the size of its memory, for reports.
+    #[must_use]
+    pub const fn with_memory(mut self, bytes: u64) -> Self {
+        self.memory_bytes = Some(bytes);
         self
     }
 
@@ -80,6 +118,25 @@ impl ComputeDevice {
     /// Returns the display name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the size of its memory, where it is known.
+    pub const fn memory_bytes(&self) -> Option<u64> {
+        self.memory_bytes
+    }
+
+    /// Returns what its GPU has computed; computations of a device without GPU are not counted.
+    pub fn usage(&self) -> DeviceUsage {
+        DeviceUsage {
+            computations: self.usage.computations.load(Ordering::Relaxed),
+            busy: Duration::from_nanos(self.usage.busy_ns.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Returns the same device with counters of its own: its computations are not part of [`Self::usage`] of this one.
+    #[must_use]
+    pub fn with_own_usage(&self) -> Self {
+        Self { usage: Arc::default(), ..self.clone() }
     }
 
     /// Returns the handle that removes the device.
@@ -125,11 +182,28 @@ impl ComputeDevice {
         &self,
         compute: impl FnOnce(&mut dyn GeodesicKernels) -> Result<T, engram_kernels::Error>,
     ) -> Option<T> {
-        if self.health.is_removed() {
-            return None;
-        }
-        let mut gpu = self.gpu.as_ref()?.lock();
-        let result = compute(gpu.geodesic()?);
+        let mut gpu = self.gpu_in_use()?;
+        let kernels = gpu.geodesic()?;
+        self.counted(|| compute(kernels))
+    }
+
+    /// Computes gradients of a training on the GPU. Returns `None` as [`Self::geodesic`].
+    pub fn training<T>(
+        &self,
+        compute: impl FnOnce(&mut dyn TrainingKernels) -> Result<T, engram_kernels::Error>,
+    ) -> Option<T> {
+        let mut gpu = self.gpu_in_use()?;
+        let kernels = gpu.training()?;
+        self.counted(|| compute(kernels))
+    }
+
+    fn gpu_in_use(&self) -> Option<MutexGuard<'_, dyn Accelerator + 'static>> {
+        if self.health.is_removed() { None } else { self.gpu.as_ref().map(|gpu| gpu.lock()) }
+    }
+
+    /// Counts a computation; one that fails removes the device.
+    fn counted<T>(&self, compute: impl FnOnce() -> Result<T, engram_kernels::Error>) -> Option<T> {
+        let result = self.usage.count(compute);
         if matches!(result, Err(engram_kernels::Error::Failed { .. })) {
             self.health.remove();
         }
@@ -142,7 +216,8 @@ impl ComputeDevice {
         &self,
         compute: impl FnOnce(&mut dyn Accelerator) -> Result<T, engram_kernels::Error>,
     ) -> Option<T> {
-        match compute(&mut *self.gpu.as_ref()?.lock()) {
+        let mut gpu = self.gpu.as_ref()?.lock();
+        match self.usage.count(|| compute(&mut *gpu)) {
             Ok(result) => Some(result),
             Err(engram_kernels::Error::Full { .. }) => None,
             Err(_) => {

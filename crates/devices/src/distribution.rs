@@ -5,8 +5,11 @@ use engram_kernels::partitioner::{Resource, Size, Strategy, assign};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Most blocks that an assignment considers: it takes well under 5 ms.
+/// Most blocks of a work before the last ones are divided: an assignment takes well under 5 ms.
 const MAX_BLOCKS: usize = 1_024;
+/// One of so many blocks, the last ones, is divided into so many parts: devices then end within a part of a block of each other, and most
+/// blocks keep the size at which a kernel is fast.
+const DIVIDED: usize = 4;
 
 /// Work that may be split at any multiple of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,7 +18,7 @@ pub struct Work {
     pub kernel: &'static str,
     /// Number of items: samples, rows, leaves.
     pub items: usize,
-    /// Items that a device computes at a time, at least 1.
+    /// Most items that a device computes at a time, at least 1. The last blocks are smaller.
     pub block: usize,
     /// Memory per item on a device.
     pub bytes_per_item: u64,
@@ -42,10 +45,12 @@ enum BlockState {
 /// The blocks of some work and the devices that compute them.
 ///
 /// The partitioner assigns blocks to queues; a device without work takes the last block of the queue that would end last, so that speeds
-/// that are unknown or wrong cost at most one block.
+/// that are unknown or wrong cost at most one small block.
 #[derive(Debug, Clone)]
 pub struct Distribution {
     work: Work,
+    /// First item of each block.
+    starts: Vec<usize>,
     strategy: Strategy,
     resources: Vec<Resource>,
     queues: Vec<VecDeque<usize>>,
@@ -67,11 +72,12 @@ impl Distribution {
         if blocks > MAX_BLOCKS {
             return Err(Error::argument("block", work.block, "blocks of items/1,024 or more"));
         }
+        let starts = starts(work, blocks);
         let queues = vec![VecDeque::new(); resources.len()];
-        let states = vec![BlockState::Waiting; blocks];
-        let mut own =
-            Self { work, strategy, resources: resources.to_vec(), queues, states, complete: 0, reassigned: 0 };
-        own.assign((0..blocks).collect())?;
+        let states = vec![BlockState::Waiting; starts.len()];
+        let resources = resources.to_vec();
+        let mut own = Self { work, starts, strategy, resources, queues, states, complete: 0, reassigned: 0 };
+        own.assign((0..own.blocks()).collect())?;
         Ok(own)
     }
 
@@ -98,7 +104,12 @@ impl Distribution {
 
     /// Returns the items of a block.
     pub fn items(&self, block: usize) -> Range<usize> {
-        block * self.work.block..((block + 1) * self.work.block).min(self.work.items)
+        self.starts[block]..self.starts.get(block + 1).copied().unwrap_or(self.work.items)
+    }
+
+    /// Returns the block that contains an item.
+    pub fn block_of(&self, item: usize) -> usize {
+        self.starts.partition_point(|&start| start <= item) - 1
     }
 
     /// Starts the next block of a healthy device.
@@ -121,9 +132,10 @@ impl Distribution {
 
     /// Completes the block that starts at item `begin`. Returns whether it counts: the first time, from the device that computes it.
     pub fn finish(&mut self, device: usize, begin: usize) -> bool {
-        let counts = self.states[begin / self.work.block] == BlockState::Running(device);
+        let block = self.block_of(begin);
+        let counts = self.states[block] == BlockState::Running(device);
         if counts {
-            self.states[begin / self.work.block] = BlockState::Complete;
+            self.states[block] = BlockState::Complete;
             self.complete += 1;
         }
         counts
@@ -157,8 +169,17 @@ impl Distribution {
 
     fn seconds_left(&self, device: usize) -> f64 {
         let speed = self.resources[device].throughput.filter(|&it| it > 0).unwrap_or(1);
-        self.queues[device].len() as f64 / speed as f64
+        let items: usize = self.queues[device].iter().map(|&block| self.items(block).len()).sum();
+        items as f64 / speed as f64
     }
+}
+
+/// Returns the first item of every block: whole ones, then the parts of the last ones.
+fn starts(work: Work, blocks: usize) -> Vec<usize> {
+    let whole = blocks - blocks / DIVIDED;
+    let part = work.block.div_ceil(DIVIDED);
+    let parts = (whole * work.block..work.items).step_by(part);
+    (0..whole).map(|block| block * work.block).chain(parts).collect()
 }
 
 /// Returns how many of `items` consecutive items each device has, in the order of the devices; for work that must not be split further.
@@ -212,6 +233,51 @@ mod tests {
         assert!(Distribution::new(work(5, 1), Strategy::Balanced, &[removed]).is_err());
         let nothing = Distribution::new(work(0, 1), Strategy::Balanced, &[resource(None)]).unwrap().next(0);
         assert_eq!(nothing, Next::Complete);
+    }
+
+    /// Runs the blocks in virtual time; returns the busy time of each device.
+    fn busy(work: Work, declared: &[Option<u64>], actual: &[f64]) -> Vec<f64> {
+        let resources: Vec<Resource> = declared.iter().copied().map(resource).collect();
+        let mut distribution = Distribution::new(work, Strategy::CapabilityAware, &resources).unwrap();
+        let mut busy = vec![0.0_f64; actual.len()];
+        let mut idle = vec![false; actual.len()];
+        while let Some(device) = (0..busy.len()).filter(|&it| !idle[it]).min_by(|&a, &b| busy[a].total_cmp(&busy[b])) {
+            match distribution.next(device) {
+                Next::Block(items) => {
+                    busy[device] += items.len() as f64 / actual[device];
+                    assert!(distribution.finish(device, items.start));
+                }
+                Next::Wait | Next::Complete => idle[device] = true,
+            }
+        }
+        busy
+    }
+
+    #[test]
+    fn devices_of_speeds_that_differ_from_the_measured_ones_end_together() {
+        for percent in 0..=40 {
+            let actual = [1.0, 1.0 - f64::from(percent) / 100.0];
+            let busy = busy(work(64, 4), &[Some(100); 2], &actual);
+            let mean = (busy[0] + busy[1]) / 2.0;
+            let deviation = busy[0].max(busy[1]) / mean - 1.0;
+            assert!(deviation < 0.03, "second device {percent} % slower: {busy:?}");
+        }
+    }
+
+    #[test]
+    fn blocks_cover_the_items_in_order_and_only_the_last_are_divided() {
+        let distribution = |items, block| {
+            let it = Distribution::new(work(items, block), Strategy::Balanced, &[resource(None)]).unwrap();
+            (0..it.blocks()).map(|block| it.items(block)).collect::<Vec<_>>()
+        };
+        assert_eq!(distribution(16, 4), [0..4, 4..8, 8..12, 12..13, 13..14, 14..15, 15..16]);
+        assert_eq!(distribution(10, 4), [0..4, 4..8, 8..10], "too few blocks to divide one");
+        assert_eq!(distribution(7, 1), (0..7).map(|item| item..item + 1).collect::<Vec<_>>());
+        for (items, block) in [(1_000, 7), (999, 1_000), (5_121, 6)] {
+            let blocks = distribution(items, block);
+            assert!(blocks.iter().all(|it| !it.is_empty() && it.len() <= block), "{blocks:?}");
+            assert_eq!(blocks.into_iter().flatten().collect::<Vec<_>>(), (0..items).collect::<Vec<_>>());
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Errors of distributed computations.
 
+use crate::members::MemberFailure;
 use engram_kernels::partitioner;
 use std::time::Duration;
 
@@ -31,6 +32,16 @@ pub enum Error {
         what: &'static str,
         /// The allowed time.
         limit: Duration,
+    },
+    /// Another member of the group ended the run.
+    #[error("failed to finish {what}: rank {rank} {failure}")]
+    Member {
+        /// Name of the computation.
+        what: &'static str,
+        /// Rank of the member.
+        rank: usize,
+        /// What it did.
+        failure: MemberFailure,
     },
     /// An argument cannot be used.
     #[error("{name}: {value} is not allowed; allowed: {allowed}")]

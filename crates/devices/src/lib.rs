@@ -7,8 +7,10 @@
 //! | [halo exchange](run_grid) | a grid, in regions of rows | a cellular automaton, a heat equation |
 //! | [pipeline](run_pipeline) | stages, with bounded queues | tropical layer, softmax, quality |
 //!
-//! This crate decides which device computes what, and runs it on a thread per device. It does no other I/O. The split follows from measured
-//! speeds by the [partitioner](engram_kernels::partitioner) of the workers.
+//! The last two also run over the [members of a group](members), each with devices of its own.
+//!
+//! This crate decides which device computes what, and runs it on a thread per device. It does no other I/O than messages over the transport of a
+//! group. The split follows from measured speeds by the [partitioner](engram_kernels::partitioner) of the workers.
 //!
 //! Invariants:
 //! - **Same bits.** A result is a function of its inputs: neither the number of devices, their speeds, nor a device that is removed in the
@@ -24,6 +26,7 @@ mod device;
 mod distribution;
 mod error;
 mod grid;
+pub mod members;
 mod pipeline;
 mod speed;
 pub mod workloads;
@@ -31,7 +34,7 @@ pub mod workloads;
 pub use accelerator::Accelerator;
 pub use barrier::{Barrier, BarrierError, Event};
 pub use blocks::{BlockResults, Load, run_blocks, run_blocks_on, run_rows};
-pub use device::{ComputeDevice, Health};
+pub use device::{ComputeDevice, DeviceUsage, Health};
 pub use distribution::{Distribution, Next, Work, shares};
 pub use error::Error;
 pub use grid::{Grid, GridRun, Rule, run_grid};

@@ -1,7 +1,9 @@
 //! Pattern pipeline: stages on different devices, with bounded queues between them.
 //!
 //! Each device has one or more stages; a stage has several devices if there are more devices than stages. A device executes the last of its
-//! stages that has an item and space for the result, so that a pipeline drains before it fills, and never blocks itself.
+//! stages that has an item and space for the result, so that a pipeline drains before it fills, and never blocks itself. A device that has
+//! nothing to do in its own stages executes another one: stages cannot be divided, and their costs are estimates, so no assignment of whole
+//! stages keeps all devices busy.
 
 use crate::{ComputeDevice, Error};
 use engram_kernels::partitioner::{Resource, Size, Strategy, assign};
@@ -25,6 +27,18 @@ impl<'a, T> Stage<'a, T> {
     /// Creates a stage with its relative cost per item.
     pub fn new<E: ToString>(name: &'static str, cost: u64, compute: impl Fn(&T) -> Result<T, E> + Sync + 'a) -> Self {
         Self { name, cost, compute: Box::new(move |item| compute(item).map_err(|error| error.to_string())) }
+    }
+
+    pub(crate) const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(crate) const fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    pub(crate) fn compute(&self, item: &T) -> Result<T, String> {
+        (self.compute)(item)
     }
 }
 
@@ -201,22 +215,23 @@ impl<T: Send> Pipeline<'_, T> {
 }
 
 impl<T> State<T> {
-    /// Takes an item for the last stage of the device that can compute one.
+    /// Takes an item for the last stage of the device that can compute one, or for the last stage of all.
     fn take(&mut self, device: usize, capacity: usize) -> Option<(usize, usize, T)> {
-        let last = self.queues.len() - 1;
-        for place in (0..self.stages[device].len()).rev() {
-            let stage = self.stages[device][place];
-            if stage < last && self.queues[stage + 1].len() + self.computing[stage] >= capacity {
-                continue;
-            }
-            let returned = self.queues[stage].pop_front();
-            let item = returned.or_else(|| if stage == 0 { self.inputs.next() } else { None });
-            if let Some((number, item)) = item {
-                self.computing[stage] += 1;
-                return Some((stage, number, item));
-            }
+        let own = self.stages[device].iter().rev().copied();
+        let order: Vec<usize> = own.chain((0..self.queues.len()).rev()).collect();
+        order.into_iter().find_map(|stage| self.take_for(stage, capacity))
+    }
+
+    /// Takes an item for a stage, if there is one and space for its result.
+    fn take_for(&mut self, stage: usize, capacity: usize) -> Option<(usize, usize, T)> {
+        let next = self.queues.get(stage + 1);
+        if next.is_some_and(|queue| queue.len() + self.computing[stage] >= capacity) {
+            return None;
         }
-        None
+        let returned = self.queues[stage].pop_front();
+        let (number, item) = returned.or_else(|| if stage == 0 { self.inputs.next() } else { None })?;
+        self.computing[stage] += 1;
+        Some((stage, number, item))
     }
 
     fn deliver(&mut self, stage: usize, number: usize, result: T) {
@@ -274,6 +289,23 @@ mod tests {
             let most = between.lock().1;
             assert!(most <= capacity + 1, "{most} items between the stages");
         }
+    }
+
+    #[test]
+    fn device_without_an_item_for_its_own_stage_executes_another_one() {
+        // Returns when two devices are in the first stage at the same time, for every pair of items.
+        let arrivals = (Mutex::new(0_u64), Condvar::new());
+        let slow = Stage::new("slow", 1, |item: &u64| {
+            let mut arrived = arrivals.0.lock();
+            *arrived += 1;
+            arrivals.1.notify_all();
+            let pair = (*arrived).next_multiple_of(2);
+            let waited = arrivals.1.wait_while_for(&mut arrived, |it| *it < pair, Duration::from_secs(20));
+            if waited.timed_out() { Err("the other device is idle".to_owned()) } else { Ok(item + 1) }
+        });
+        let fast = Stage::new("fast", 1, |item: &u64| Ok::<_, String>(item * 2));
+        let results = run_pipeline(&devices(2), &[slow, fast], (0..10).collect(), &run(4)).unwrap();
+        assert_eq!(results, (0..10).map(|item| (item + 1) * 2).collect::<Vec<_>>());
     }
 
     #[test]

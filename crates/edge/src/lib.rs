@@ -2,14 +2,15 @@
 //! command alone as one small static file.
 //!
 //! Decides when a device checks in, trains, waits and sends; what an update is and how it is sent are of `engram-participant`. An update that was
-//! computed is on disk before it is sent.
+//! computed is on disk before it is sent. Several runs may share a folder: each update is sent to its own run only.
 #![forbid(unsafe_code)]
 
 use anyhow::Context as _;
 use engram_client::{Client, Network, Options, Token};
 use engram_identity::{ExpectedPeer, Files, Keys, Role, Roots, WatchedFiles, token};
 use engram_participant::{
-    Assignment, Backoff, ClientKeys, Error, Limits, ModelKey, Next, Participant, Queue, QueuedUpdate, Training,
+    Assignment, Backoff, ClientKeys, DroppedUpdate, Error, Limits, ModelKey, Next, Participant, Queue, QueuedUpdate,
+    Training,
 };
 use engram_proto::v1::FederatedTask;
 use serde::Deserialize;
@@ -21,6 +22,8 @@ use std::time::Duration;
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 /// Wait of one call for a task.
 const WAIT: Duration = Duration::from_secs(25);
+/// Time in which a call is repeated at once, as after the death of a worker. Then the growing pauses begin, which spare server and battery.
+const CALL_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Take part in a federated run with a training program
 #[derive(Debug, clap::Args)]
@@ -37,7 +40,8 @@ and where it writes:
   result.json   {\"samples\": 120, \"loss\": 0.31}; loss, that of model.f32 on the device's data, may be absent. With Scaffold also rateSum,
                 the sum of the step sizes of all local steps
 
-Updates are kept on disk until the cluster has acknowledged them: the device may be offline for as long as the lease of its task.")]
+Updates are kept on disk until the cluster has acknowledged them: the device may be offline for as long as the lease of its task. Several
+runs, one process after another, may share the folder of the state and its queue.")]
 pub struct Edge {
     /// Name of the run
     #[arg(long, value_name = "NAME")]
@@ -45,7 +49,7 @@ pub struct Edge {
     /// Name of this client, unique within the run
     #[arg(long, value_name = "NAME")]
     client: String,
-    /// Folder for keys, the queue of updates and the task in progress
+    /// Folder for keys, the queue of updates and the task in progress, of one process at a time
     #[arg(long, value_name = "FOLDER")]
     state: PathBuf,
     /// Address of a worker or an ingress; may be repeated [default: the cluster of the context]
@@ -63,15 +67,15 @@ pub struct Edge {
     /// Private key of the certificate [default: the file of the certificate]
     #[arg(long, value_name = "FILE", requires = "certificate")]
     key: Option<PathBuf>,
-    /// Key by which the models of the run are signed: its output model_key [default: that of the first task, kept in STATE/model-key]
+    /// Key by which the models of the run are signed: its output model_key [default: that of the run's first task, kept in STATE/model-key]
     #[arg(long, value_name = "HEX")]
     model_key: Option<String>,
-    /// Most updates in the queue: the oldest make room
-    #[arg(long, value_name = "N", default_value_t = 1_000)]
-    queue_updates: usize,
-    /// Most MiB in the queue
-    #[arg(long, value_name = "MIB", default_value_t = 256)]
-    queue_mib: u64,
+    /// Most updates in the queue, of all runs: the oldest make room
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    queue_updates: u32,
+    /// Most MiB in the queue, of all runs: the oldest make room
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    queue_mib: u32,
     /// End after this many updates were acknowledged [default: when the run ends]
     #[arg(long, value_name = "N")]
     updates: Option<u64>,
@@ -123,9 +127,10 @@ pub async fn run(arguments: &Edge, found: Option<Client>) -> anyhow::Result<()> 
     std::fs::create_dir_all(&arguments.state)
         .with_context(|| format!("failed to create {}", arguments.state.display()))?;
     let keys = ClientKeys::open(&arguments.state.join("keys.json"))?;
-    let limits = Limits { updates: arguments.queue_updates, bytes: arguments.queue_mib << 20 };
+    let limits = Limits { updates: arguments.queue_updates as usize, bytes: u64::from(arguments.queue_mib) << 20 };
     let queue = Queue::open(&arguments.state.join("queue"), limits)?;
     let mut device = Device { arguments, queue, backoff: Backoff::new(PAUSES.0, PAUSES.1), acknowledged: 0 };
+    device.report_dropped();
     let model_key = match &arguments.model_key {
         Some(digits) => ModelKey::given(digits)?,
         None => ModelKey::kept_in(&arguments.state.join("model-key"))?,
@@ -161,7 +166,12 @@ impl Device<'_> {
     /// Connects to the addresses of the command line, as often as it takes.
     async fn connect(&mut self) -> anyhow::Result<Client> {
         let network = network(self.arguments)?;
-        let options = Options { network, ..Options::new(self.arguments.addresses.clone()) };
+        let options = Options {
+            network,
+            read_deadline: CALL_DEADLINE,
+            write_deadline: CALL_DEADLINE,
+            ..Options::new(self.arguments.addresses.clone())
+        };
         loop {
             match Client::connect(options.clone()).await {
                 Ok(client) => return Ok(client),
@@ -171,14 +181,27 @@ impl Device<'_> {
     }
 
     async fn pause(&mut self, error: &anyhow::Error) {
+        let bound = self.backoff.bound().as_secs();
         let wait = self.backoff.next_wait();
-        tracing::warn!(
-            error = format!("{error:#}"),
-            queued = self.queue.len(),
-            retry_seconds = wait.as_secs_f64(),
-            "failed to reach the run; retrying"
+        let (attempt, queued) = (self.backoff.failures(), self.queue.len());
+        eprintln!(
+            "warning: attempt {attempt} to reach run {} failed, {queued} updates queued; retrying in {:.2} of at most {bound} s: {error:#}",
+            self.arguments.run,
+            wait.as_secs_f64()
         );
         tokio::time::sleep(wait).await;
+    }
+
+    /// Logs what the queue has dropped.
+    fn report_dropped(&mut self) {
+        for DroppedUpdate { task, bytes } in self.queue.take_dropped() {
+            match task {
+                Some((run, task)) => eprintln!(
+                    "warning: update of task {task} of run {run} dropped, {bytes} bytes: the queue is full, and the oldest update makes room; see --queue-updates and --queue-mib"
+                ),
+                None => eprintln!("warning: update of {bytes} bytes dropped: its file in the queue is damaged"),
+            }
+        }
     }
 
     /// Sends what is queued, then executes a task. Returns whether the work is done.
@@ -205,7 +228,10 @@ impl Device<'_> {
 
     /// Sends the queued updates, the oldest first. Those that are too old are dropped: the client checks in again.
     async fn flush(&mut self, participant: &Participant) -> anyhow::Result<()> {
-        while let Some((number, queued)) = self.queue.first()? {
+        loop {
+            let first = self.queue.first(&self.arguments.run);
+            self.report_dropped();
+            let Some((number, queued)) = first? else { return Ok(()) };
             let bytes = 4 * queued.update.len() as u64;
             let task = FederatedTask { number: queued.task, model_bytes: bytes, ..FederatedTask::default() };
             match participant.submit_training(&task, &queued.update, queued.training).await {
@@ -217,15 +243,18 @@ impl Device<'_> {
                 Err(error) if error.is_temporary() && !error.is_stale() => return Err(error.into()),
                 Err(error) => println!("update of task {} dropped: {error}", queued.task),
             }
-            self.queue.remove(number)?;
+            self.queue.delete(number)?;
         }
-        Ok(())
     }
 
     async fn work_on(&mut self, participant: &Participant, assignment: &Assignment) -> anyhow::Result<()> {
         let task = &assignment.task;
         println!("task {}: training version {} of the model", task.number, task.version);
-        let (update, result) = match self.train(assignment).await {
+        let trained = match self.queue.check_size(assignment.model.len()) {
+            Ok(()) => self.train(assignment).await,
+            Err(error) => Err(EdgeError::Usage(format!("{error}; raise --queue-mib")).into()),
+        };
+        let (update, result) = match trained {
             Ok(trained) => trained,
             Err(error) => {
                 // Another client can have it.
@@ -234,8 +263,10 @@ impl Device<'_> {
             }
         };
         if task.cohort.is_empty() {
-            let queued = QueuedUpdate { task: task.number, training: result.training(), update };
-            self.queue.push(&queued)?;
+            let run = self.arguments.run.clone();
+            let pushed = self.queue.push(&QueuedUpdate { run, task: task.number, training: result.training(), update });
+            self.report_dropped();
+            pushed?;
             return self.flush(participant).await;
         }
         // A masked update belongs to the round in progress: it cannot wait on disk.
@@ -282,8 +313,15 @@ impl Device<'_> {
             let message = format!("trained.f32 has {found} values; required: the {expected} of model.f32");
             return Err(EdgeError::Training(message).into());
         }
-        let update =
+        if result.samples == 0 {
+            return Err(EdgeError::Training("result.json: samples is 0; required: at least 1".to_owned()).into());
+        }
+        let update: Vec<f32> =
             trained.iter().zip(assignment.model.iter()).map(|(trained, received)| trained - received).collect();
+        if let Some(at) = update.iter().position(|value| !value.is_finite()) {
+            let message = format!("trained.f32: value {at} is {}; required: finite numbers", trained[at]);
+            return Err(EdgeError::Training(message).into());
+        }
         Ok((update, result))
     }
 }

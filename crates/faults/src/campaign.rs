@@ -4,18 +4,17 @@
 //! with few cores does not starve the failure detector and cause faults of its own. At the end every weight is compared
 //! with the ledger, and all replicas with each other.
 
-use crate::faults::{self, InjectError, Kind, deck, inject};
+use crate::faults::{self, InjectError, Kind, NAMES, deck, inject};
 use crate::health::{EndedProcesses, Health, Unhealthy};
 use crate::load::{Load, LoadReport};
 use crate::network::Network;
-use crate::outages::{Spread, milliseconds};
-use crate::outcome::{FaultKind, FaultReport, Outcome, Replicas, Throughput};
+use crate::outages::milliseconds;
+use crate::outcome::{CampaignOutcome, FaultReport, Outcome, Replicas, Throughput};
+use crate::runner::SeedRunner;
 use engram_client::Error;
 use engram_memory::ClusterId;
 use nix::sys::signal::Signal;
-use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -111,8 +110,6 @@ enum StopReason {
     NotInjected { kind: &'static str, reason: InjectError },
     #[error("failed to read the map: {0}")]
     Map(Error),
-    #[error("{done} of {planned} faults were done within {} s", .limit.as_secs())]
-    OutOfTime { done: usize, planned: usize, limit: Duration },
 }
 
 /// Runs a campaign; calls `report` for each completed fault.
@@ -121,12 +118,12 @@ enum StopReason {
 pub async fn run<P: Processes>(
     cluster: CampaignTarget<'_, P>,
     mut report: impl FnMut(&FaultReport),
-) -> Result<Outcome, StartError> {
+) -> Result<CampaignOutcome, StartError> {
     let plan = cluster.plan;
     let began = Instant::now();
     cluster.health.wait_until_healthy(&EndedProcesses::new(), HEALTHY_LIMIT).await?;
     let load = Load::start(cluster.endpoints, cluster.id, SLOW).await?;
-    let mut outcome = Outcome::of(plan);
+    let mut outcome = CampaignOutcome::of(plan);
     outcome.partitions = load.client().map()?.partition_count();
     tokio::time::sleep(WARM_UP).await;
     outcome.clear = measured(&load, CLEAR).await;
@@ -142,25 +139,21 @@ pub async fn run<P: Processes>(
 
     let (acked, since) = (load.acked(), Instant::now());
     load.take_latency();
-    let mut faults = Vec::new();
-    let stopped = inject_all(&cluster, &load, &mut faults, &mut report).await.err();
+    outcome.outcome = inject_all(&cluster, &load, &mut report).await;
     outcome.troubled.operations_per_second = (load.acked() - acked) as f64 / since.elapsed().as_secs_f64();
     outcome.troubled.latency = load.take_latency();
     let load_report = load.finish().await;
-    let compared = match stopped {
-        None => compare(&cluster, &load_report).await,
-        Some(stopped) => Err(stopped.to_string()),
-    };
-    match compared {
-        Ok(replicas) => outcome.replicas = Some(replicas),
-        Err(problem) => outcome.problems.push(problem),
+    if outcome.outcome.problems.is_empty() {
+        match compare(&cluster, &load_report).await {
+            Ok(replicas) => outcome.outcome.replicas = Some(replicas),
+            Err(problem) => outcome.outcome.problems.push(problem),
+        }
     }
-    outcome.faults = by_kind(&faults);
     outcome.memories = load_report.memories() as u64;
     outcome.outcome_queries = load_report.outcome_queries();
     match load_report.check().await {
-        Ok(tally) => outcome.ledger = Some(tally),
-        Err(error) => outcome.problems.push(format!("the weights could not be read: {error}")),
+        Ok(tally) => outcome.outcome.ledger = Some(tally),
+        Err(error) => outcome.outcome.problems.push(format!("the weights could not be read: {error}")),
     }
     outcome.network = cluster.network.counts();
     outcome.seconds = milliseconds(began.elapsed()) / 1_000.0;
@@ -176,63 +169,55 @@ async fn measured(load: &Load, time: Duration) -> Throughput {
     Throughput { operations_per_second, latency: load.take_latency() }
 }
 
+/// Injects all faults of the plan, until one of them stops the campaign.
 async fn inject_all<P: Processes>(
     cluster: &CampaignTarget<'_, P>,
     load: &Load,
-    faults: &mut Vec<(Kind, FaultReport)>,
     report: &mut impl FnMut(&FaultReport),
-) -> Result<(), StopReason> {
+) -> Outcome {
     let plan = cluster.plan;
-    let mut draws = StdRng::seed_from_u64(plan.seed);
-    let deck = deck(plan, &mut draws);
-    let until = Instant::now() + plan.limit;
-    for (done, kind) in deck.iter().copied().enumerate() {
-        if Instant::now() >= until {
-            return Err(StopReason::OutOfTime { done, planned: deck.len(), limit: plan.limit });
+    let planned = (plan.kills + plan.pauses + plan.cuts) as usize;
+    let mut runner = SeedRunner::new(plan.seed, planned).within(plan.limit).in_order(&NAMES);
+    let deck = deck(plan, runner.draws());
+    while let Some(number) = runner.next_fault() {
+        let result = suffer(deck[number - 1], cluster, load, runner.draws()).await;
+        if let Some(fault) = runner.note(result.map_err(|stopped| stopped.to_string())) {
+            report(fault);
         }
-        let map = load.client().refreshed_map().await.map_err(StopReason::Map)?;
-        let leaders: Vec<u32> = map.owners().into_iter().map(|ordinal| ordinal.0).collect();
-        load.reset_longest();
-        let began = Instant::now();
-        let inflicted = inject(kind, cluster, &leaders, &mut draws).await;
-        let fault = inflicted.map_err(|reason| StopReason::NotInjected { kind: kind.name(), reason })?;
-        let target = fault.target;
-        let healthy = cluster.health.wait_until_healthy(&fault.ended, HEALTHY_LIMIT).await;
-        healthy.map_err(|reason| StopReason::NotHealthy { kind: kind.name(), target: target.clone(), reason })?;
-        let restored = began.elapsed();
-        if let Err(behind) = load.wait_until_served(SERVED_LIMIT).await {
-            let (count, first) = (behind.len(), behind.first().map_or(0, |partition| partition.0));
-            return Err(StopReason::NotServed { kind: kind.name(), target, count, first });
-        }
-        if let Some(taken) = fault.exchanged
-            && let Err(error) = std::fs::remove_dir_all(&taken)
-        {
-            tracing::warn!(folder = %taken.display(), %error, "failed to remove an exchanged disk");
-        }
-        // Partitions of the victim had to fail over, however fast.
-        let hit = |partition| fault.victim.is_some() && map.owner(partition).map(|ordinal| ordinal.0) == fault.victim;
-        let outages = load.outages(began, hit);
-        let fault_report =
-            FaultReport { number: done + 1, of: deck.len(), kind: kind.name(), target, restored, outages };
-        report(&fault_report);
-        faults.push((kind, fault_report));
     }
-    Ok(())
+    runner.finish()
 }
 
-fn by_kind(faults: &[(Kind, FaultReport)]) -> Vec<FaultKind> {
-    let mut kinds: BTreeMap<Kind, Vec<&FaultReport>> = BTreeMap::new();
-    for (kind, fault) in faults {
-        kinds.entry(*kind).or_default().push(fault);
+/// Injects one fault, and waits until the cluster is healthy and serves everything again.
+async fn suffer<P: Processes>(
+    kind: Kind,
+    cluster: &CampaignTarget<'_, P>,
+    load: &Load,
+    draws: &mut StdRng,
+) -> Result<FaultReport, StopReason> {
+    let map = load.client().refreshed_map().await.map_err(StopReason::Map)?;
+    let leaders: Vec<u32> = map.owners().into_iter().map(|ordinal| ordinal.0).collect();
+    load.reset_longest();
+    let began = Instant::now();
+    let inflicted = inject(kind, cluster, &leaders, draws).await;
+    let fault = inflicted.map_err(|reason| StopReason::NotInjected { kind: kind.name(), reason })?;
+    let target = fault.target;
+    let healthy = cluster.health.wait_until_healthy(&fault.ended, HEALTHY_LIMIT).await;
+    healthy.map_err(|reason| StopReason::NotHealthy { kind: kind.name(), target: target.clone(), reason })?;
+    let restored = began.elapsed();
+    if let Err(behind) = load.wait_until_served(SERVED_LIMIT).await {
+        let (count, first) = (behind.len(), behind.first().map_or(0, |partition| partition.0));
+        return Err(StopReason::NotServed { kind: kind.name(), target, count, first });
     }
-    let figures = |(kind, faults): (Kind, Vec<&FaultReport>)| FaultKind {
-        kind: kind.name(),
-        done: faults.len(),
-        unavailable: Spread::of(faults.iter().flat_map(|fault| fault.outages.iter().copied())),
-        longest: Spread::of(faults.iter().map(|fault| fault.outages.iter().max().copied().unwrap_or_default())),
-        restored: Spread::of(faults.iter().map(|fault| fault.restored)),
-    };
-    kinds.into_iter().map(figures).collect()
+    if let Some(taken) = fault.exchanged
+        && let Err(error) = std::fs::remove_dir_all(&taken)
+    {
+        tracing::warn!(folder = %taken.display(), %error, "failed to remove an exchanged disk");
+    }
+    // Partitions of the victim had to fail over, however fast.
+    let hit = |partition| fault.victim.is_some() && map.owner(partition).map(|ordinal| ordinal.0) == fault.victim;
+    let outages = load.outages(began, hit);
+    Ok(FaultReport { kind: kind.name(), target, restored, outages, ..FaultReport::default() })
 }
 
 /// Compares replicas: without writes, every worker is killed once, and its successors must hold the same memories.

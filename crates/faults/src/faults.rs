@@ -57,6 +57,21 @@ const KILLS: [Kind; 5] = [Kind::KillWorker, Kind::KillCoordinator, Kind::KillBot
 const PAUSES: [Kind; 2] = [Kind::PauseLong, Kind::PauseShort];
 const CUTS: [Kind; 5] = [Kind::Isolate, Kind::CutLink, Kind::CutOneWay, Kind::Delay, Kind::Reset];
 
+/// Names of all kinds, in the order of reports.
+pub(crate) const NAMES: [&str; 11] = [
+    Kind::KillWorker.name(),
+    Kind::KillCoordinator.name(),
+    Kind::KillBoth.name(),
+    Kind::EmptyDisk.name(),
+    Kind::PauseShort.name(),
+    Kind::PauseLong.name(),
+    Kind::Isolate.name(),
+    Kind::CutLink.name(),
+    Kind::CutOneWay.name(),
+    Kind::Delay.name(),
+    Kind::Reset.name(),
+];
+
 impl Kind {
     /// Returns its display name.
     pub(crate) const fn name(self) -> &'static str {

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Decides which fault comes next, when a cluster is healthy, and whether an acknowledged operation was lost or applied
-//! twice. It starts no processes: the caller locates and restarts them ([`campaign::Processes`]).
+//! twice. Campaigns on processes, of trainings and on Kubernetes share the [ledger](ledger::Tally), the [runner](runner::SeedRunner) and
+//! the [outcome](outcome::Outcome). It starts no processes: the caller locates and restarts them ([`campaign::Processes`]).
 #![forbid(unsafe_code)]
 
 pub mod campaign;
@@ -19,3 +20,4 @@ pub mod network;
 pub mod outages;
 pub mod outcome;
 pub mod proxy;
+pub mod runner;

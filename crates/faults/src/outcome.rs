@@ -1,14 +1,15 @@
-//! Outcome of a campaign.
+//! Outcome of a campaign: what was injected, what came of it, and whether a guarantee was violated.
 
 use crate::campaign::Plan;
 use crate::ledger::Tally;
 use crate::outages::Spread;
 use crate::proxy::Counts;
-use serde::Serialize;
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
 use std::time::Duration;
 
 /// A completed fault.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct FaultReport {
     /// Its number in the campaign, from 1.
     pub number: usize,
@@ -22,14 +23,50 @@ pub struct FaultReport {
     pub restored: Duration,
     /// The longest outage of each partition that had one.
     pub outages: Vec<Duration>,
+    /// The longest outage that is allowed, where that is judged.
+    pub budget: Option<Duration>,
+    /// Batches acknowledged during the fault, where it has a load of its own.
+    pub acknowledged: u64,
+    /// The ledger of that load.
+    pub ledger: Tally,
 }
 
-/// Outcome of a campaign.
-#[derive(Debug, Clone, Serialize)]
-#[serde(rename_all = "camelCase")]
+impl FaultReport {
+    /// Returns the longest outage of any partition.
+    pub fn longest(&self) -> Duration {
+        self.outages.iter().max().copied().unwrap_or_default()
+    }
+
+    /// Whether an outage was longer than allowed.
+    pub fn exceeds_budget(&self) -> bool {
+        self.budget.is_some_and(|budget| self.longest() > budget)
+    }
+}
+
+/// Outcome of any campaign: of processes, of trainings, of Kubernetes.
+#[derive(Debug, Clone, Default)]
 pub struct Outcome {
     /// Seed.
     pub seed: u64,
+    /// Completed faults, in order.
+    pub faults: Vec<FaultReport>,
+    /// The ledger over all faults; `None` = it could not be read, or there is one for each fault.
+    pub ledger: Option<Tally>,
+    /// `None` = the replicas were not compared.
+    pub replicas: Option<Replicas>,
+    /// Reasons why it ended early or is incomplete.
+    pub problems: Vec<String>,
+    /// Kinds in the order of reports.
+    pub(crate) order: &'static [&'static str],
+}
+
+/// Outcome of a campaign on a cluster of processes, with the figures of its load.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CampaignOutcome {
+    /// What was injected, and what came of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
     /// Workers.
     pub workers: u32,
     /// Replicas of each partition.
@@ -46,20 +83,12 @@ pub struct Outcome {
     pub calm: Throughput,
     /// Throughput during the campaign, at the same share.
     pub troubled: Throughput,
-    /// Faults by kind.
-    pub faults: Vec<FaultKind>,
     /// Counters of the proxies.
     pub network: Counts,
     /// Ids written to.
     pub memories: u64,
     /// Requests with unknown outcome, which was queried.
     pub outcome_queries: u64,
-    /// `None` = the weights could not be read.
-    pub ledger: Option<Tally>,
-    /// `None` = the replicas were not compared.
-    pub replicas: Option<Replicas>,
-    /// Reasons why it ended early or is incomplete.
-    pub problems: Vec<String>,
 }
 
 /// Operations under one load.
@@ -86,6 +115,12 @@ pub struct FaultKind {
     pub longest: Spread,
     /// Time until the cluster was healthy again.
     pub restored: Spread,
+    /// Faults with an outage longer than allowed.
+    #[serde(skip)]
+    pub over_budget: usize,
+    /// The ledgers of the faults that have one each.
+    #[serde(skip)]
+    pub ledger: Tally,
 }
 
 /// Comparison of replicas.
@@ -102,11 +137,11 @@ pub struct Replicas {
     pub different: u32,
 }
 
-impl Outcome {
+impl CampaignOutcome {
     /// Outcome of a campaign that has not begun.
     pub(crate) fn of(plan: &Plan) -> Self {
         Self {
-            seed: plan.seed,
+            outcome: Outcome { seed: plan.seed, ..Outcome::default() },
             workers: plan.workers,
             copies: plan.replicas,
             partitions: 0,
@@ -115,14 +150,53 @@ impl Outcome {
             clear: Throughput::default(),
             calm: Throughput::default(),
             troubled: Throughput::default(),
-            faults: Vec::new(),
             network: Counts::default(),
             memories: 0,
             outcome_queries: 0,
-            ledger: None,
-            replicas: None,
-            problems: Vec::new(),
         }
+    }
+}
+
+impl FaultKind {
+    fn of(kind: &'static str, faults: &[&FaultReport]) -> Self {
+        let ledger = faults.iter().fold(Tally::default(), |mut sum, fault| {
+            sum.add(&fault.ledger);
+            sum
+        });
+        Self {
+            kind,
+            done: faults.len(),
+            unavailable: Spread::of(faults.iter().flat_map(|fault| fault.outages.iter().copied())),
+            longest: Spread::of(faults.iter().map(|fault| fault.longest())),
+            restored: Spread::of(faults.iter().map(|fault| fault.restored)),
+            over_budget: faults.iter().filter(|fault| fault.exceeds_budget()).count(),
+            ledger,
+        }
+    }
+}
+
+/// With the figures of each kind of fault instead of every fault.
+impl Serialize for Outcome {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Outcome", 5)?;
+        fields.serialize_field("seed", &self.seed)?;
+        fields.serialize_field("faults", &self.by_kind())?;
+        fields.serialize_field("ledger", &self.ledger)?;
+        fields.serialize_field("replicas", &self.replicas)?;
+        fields.serialize_field("problems", &self.problems)?;
+        fields.end()
+    }
+}
+
+impl Outcome {
+    /// Returns the figures of each kind of fault that was done.
+    pub fn by_kind(&self) -> Vec<FaultKind> {
+        let mut kinds: Vec<&'static str> = self.faults.iter().map(|fault| fault.kind).collect();
+        let place = |kind: &str| self.order.iter().position(|named| *named == kind).unwrap_or(self.order.len());
+        kinds.sort_by_key(|kind| (place(kind), *kind));
+        kinds.dedup();
+        let of = |kind| self.faults.iter().filter(|fault| fault.kind == kind).collect::<Vec<_>>();
+        kinds.into_iter().map(|kind| FaultKind::of(kind, &of(kind))).collect()
     }
 
     /// Returns all violations, as text; empty = every guarantee held and every fault was injected.

@@ -79,3 +79,29 @@ pub fn decode_values(content: &[u8]) -> Vec<f32> {
 pub fn encode_values(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_cover_every_chunk_in_its_order() {
+        let mut stream = DigestStream::default();
+        stream.add(b"ab");
+        stream.add(b"c");
+        assert_eq!(stream.finish(), digest(b"abc"));
+        let of = |chunks: &[&[u8]]| digest_of_chunks(&chunks.iter().map(|chunk| digest(chunk)).collect::<Vec<_>>());
+        assert_eq!(of(&[b"a", b"b"]), of(&[b"a", b"b"]));
+        for other in [[b"b", b"a"], [b"a", b"c"], [b"c", b"b"]] {
+            assert_ne!(of(&[b"a", b"b"]), of(&other.map(|chunk| &chunk[..])));
+        }
+    }
+
+    #[test]
+    fn chunk_with_a_value_that_is_not_finite_is_refused() {
+        assert!(check_chunk(&encode_values(&[1.0, -2.0])).is_ok());
+        for value in [f32::NAN, f32::INFINITY] {
+            assert!(check_chunk(&encode_values(&[1.0, value])).unwrap_err().to_string().contains("at 1"));
+        }
+    }
+}

@@ -1,6 +1,8 @@
 //! A `Federated` run as what the rounds need: strategy, mode, privacy, layers, initial parameters.
 
-use engram_api::{FederatedEncoding, FederatedInit, FederatedRun, FederatedStrategy, FederatedStrategyKind};
+use engram_api::{
+    FederatedClients, FederatedEncoding, FederatedInit, FederatedRun, FederatedStrategy, FederatedStrategyKind,
+};
 
 use crate::error::{InvalidInput, require};
 use crate::model::{Layer, Layout};
@@ -9,6 +11,7 @@ use crate::privacy::clipping::AdaptiveClip;
 use crate::privacy::{Combination, Mechanism, Sampling};
 use crate::random::{derive, stream, unit};
 use crate::round::{Mode, RoundSettings};
+use crate::selection::over_selected;
 use crate::strategy::{AdaptiveSettings, Aggregator, BlockAggregator, Strategy};
 
 /// Most parameters of a model, shared and local ones: an update has 1 GiB.
@@ -115,6 +118,7 @@ impl Job {
                 check_in_millis: MAX_WAIT_MILLIS + CHECK_IN_GRACE_MILLIS,
                 max_waiting: usize::try_from(population).unwrap_or(usize::MAX),
                 max_aborts: MAX_ABORTS,
+                is_masked: secure.is_some(),
             },
             strategy,
             population,
@@ -163,14 +167,43 @@ impl Job {
             )?;
             require(secure.range > 0.0, "secureAggregation.range", secure.range, "above 0")?;
             require(per_round >= 3, "clients.perRound", per_round, "at least 3 with secureAggregation")?;
-            let is_synchronous = matches!(self.rounds.mode, Mode::Synchronous { .. });
-            let allowed = "rounds of perRound clients: with samplingRate and FedBuff it is not supported";
-            require(is_synchronous, "secureAggregation", "on", allowed)?;
-            let bytes = per_round * 4 * self.update_bytes().div_ceil(4);
-            let allowed = format!("at most {MAX_MASKED_BYTES} bytes of masked updates per round");
-            require(bytes <= MAX_MASKED_BYTES, "clients.perRound", format!("{per_round} masked updates"), &allowed)?;
+            let allowed = "rounds of perRound clients: with samplingRate it is not supported";
+            require(!is_poisson, "secureAggregation", "on", allowed)?;
+            self.check_cohorts()?;
         }
         Ok(())
+    }
+
+    /// Checks the number of clients that mask together, and what their messages occupy.
+    fn check_cohorts(&self) -> Result<(), InvalidInput> {
+        let (clients, cohorts) = self.cohort_sizes();
+        let drop_out = self.cohort_drop_out();
+        let percent = self.run.clients.over_selection;
+        let allowed = "less with secureAggregation: perRound clients without those that may disappear (dropOut) have to be 0.66 of all";
+        require(drop_out <= 0.34, "clients.overSelection", percent, allowed)?;
+        let bytes = clients * self.update_bytes();
+        let allowed = format!("at most {MAX_MASKED_BYTES} bytes of masked updates per round");
+        require(bytes <= MAX_MASKED_BYTES, "clients.perRound", format!("{clients} masked updates"), &allowed)?;
+        let value = format!("{cohorts} cohorts of {clients} masked updates");
+        let allowed = format!("at most {MAX_ROUND_BYTES} bytes of masked updates at the same time");
+        require(cohorts * bytes <= MAX_ROUND_BYTES, "clients.concurrency", value, &allowed)
+    }
+
+    /// Clients that mask together, and how many such cohorts there are at the same time.
+    fn cohort_sizes(&self) -> (u64, u64) {
+        match self.rounds.mode {
+            Mode::Cohorts { size, cohorts, .. } => (size.into(), cohorts.into()),
+            _ => (self.run.clients.per_round, 1),
+        }
+    }
+
+    /// Share of the clients of a cohort that may be missing: those that are not waited for, and those that disappear later.
+    pub(crate) fn cohort_drop_out(&self) -> f64 {
+        let drop_out = self.secure.map_or(0.0, |secure| secure.drop_out);
+        match self.rounds.mode {
+            Mode::Cohorts { size, goal, .. } => 1.0 - f64::from(goal) / f64::from(size) * (1.0 - drop_out),
+            _ => drop_out,
+        }
     }
 
     /// Checks what the model and the updates of a round occupy.
@@ -187,10 +220,12 @@ impl Job {
         }
         let updates = match self.rounds.mode {
             Mode::Synchronous { target, over_selection_percent, .. } => {
-                crate::selection::over_selected(target, over_selection_percent) as u64
+                over_selected(target, over_selection_percent) as u64
             }
             Mode::Poisson { .. } => self.population,
             Mode::Buffered { concurrency, buffer } => u64::from(concurrency) + u64::from(buffer),
+            // Their messages are checked with the cohorts.
+            Mode::Cohorts { .. } => 0,
         };
         let bytes = if self.secure.is_some() { 0 } else { updates * self.update_bytes() };
         let most = if self.is_on_disk() { MAX_ROUND_BYTES_ON_DISK } else { MAX_ROUND_BYTES };
@@ -347,6 +382,10 @@ fn strategy(strategy: &FederatedStrategy, population: u64) -> Strategy {
 fn mode(run: &FederatedRun, strategy: &Strategy) -> Result<Mode, InvalidInput> {
     let clients = &run.clients;
     let target = clients.per_round as u32;
+    let minimum = clients.minimum.unwrap_or_else(|| clients.per_round.div_ceil(2)) as u32;
+    if matches!(strategy, Strategy::FedBuff { .. }) && run.secure_aggregation.is_some() {
+        return cohorts(run, minimum);
+    }
     if matches!(strategy, Strategy::FedBuff { .. }) {
         let concurrency = clients.concurrency.unwrap_or(clients.population);
         let allowed = format!("perRound, {target}, to population, {}", clients.population);
@@ -357,9 +396,21 @@ fn mode(run: &FederatedRun, strategy: &Strategy) -> Result<Mode, InvalidInput> {
     if let Some(rate) = run.privacy.as_ref().and_then(|privacy| privacy.sampling_rate) {
         return Ok(Mode::Poisson { rate });
     }
-    let over_selection_percent = if run.secure_aggregation.is_some() { 0 } else { clients.over_selection as u32 };
-    let minimum = clients.minimum.unwrap_or_else(|| clients.per_round.div_ceil(2)) as u32;
-    Ok(Mode::Synchronous { target, minimum, over_selection_percent })
+    let allowed = "0 with secureAggregation and synchronous rounds, which wait for all their clients: use FedBuff, or dropOut and deadline";
+    let holds = clients.over_selection == 0 || run.secure_aggregation.is_none();
+    require(holds, "clients.overSelection", clients.over_selection, allowed)?;
+    Ok(Mode::Synchronous { target, minimum, over_selection_percent: clients.over_selection as u32 })
+}
+
+/// The mode of `FedBuff` with secure aggregation.
+fn cohorts(run: &FederatedRun, minimum: u32) -> Result<Mode, InvalidInput> {
+    let FederatedClients { population, per_round, over_selection, concurrency, .. } = run.clients;
+    let goal = per_round as u32;
+    let size = over_selected(goal, over_selection as u32) as u64;
+    let concurrency = concurrency.unwrap_or_else(|| population.min(2 * size));
+    let allowed = format!("perRound with overSelection, {size}, to population, {population}");
+    require((size..=population).contains(&concurrency), "clients.concurrency", concurrency, &allowed)?;
+    Ok(Mode::Cohorts { size: size as u32, goal, minimum: minimum.max(2), cohorts: (concurrency / size) as u32 })
 }
 
 #[cfg(test)]
@@ -396,7 +447,6 @@ pub(crate) mod tests {
         assert_eq!(field(r#"{"clients":{"population":3,"perRound":4}}"#), "clients.perRound");
         assert_eq!(field(r#"{"model":{"layers":[{"name":"w","shape":[4194304,65]}]}}"#), "model.layers");
         assert_eq!(field(r#"{"secureAggregation":{},"strategy":{"kind":"Median"}}"#), "secureAggregation");
-        assert_eq!(field(r#"{"secureAggregation":{},"strategy":{"kind":"FedBuff"}}"#), "secureAggregation");
         assert_eq!(field(r#"{"privacy":{"epsilon":1,"delta":0.2,"noiseMultiplier":1,"clip":1}}"#), "delta");
         let sampled = r#"{"privacy":{"epsilon":1,"delta":0.01,"noiseMultiplier":1,"clip":1,"samplingRate":0.5},"strategy":{"kind":"FedBuff"}}"#;
         assert_eq!(field(sampled), "samplingRate");
@@ -416,6 +466,95 @@ pub(crate) mod tests {
         assert_eq!(field(variates), "model.layers", "a control variate per client");
         let job = Job::new("a", &run(r#"{"clients":{"population":20,"perRound":10,"overSelection":25}}"#)).unwrap();
         assert_eq!(job.rounds.mode, Mode::Synchronous { target: 10, minimum: 5, over_selection_percent: 25 });
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused_with_the_field() {
+        let field = |fields: &str| Job::new("a", &run(fields)).unwrap_err().field;
+        assert_eq!(field(r#"{"rounds":0}"#), "versions");
+        assert_eq!(field(r#"{"clients":{"population":8,"perRound":4,"minimum":5}}"#), "minimum");
+        let private = |fields: &str| format!(r#"{{"privacy":{{"epsilon":9,"delta":0.01,{fields}}}}}"#);
+        assert_eq!(field(&private(r#""noiseMultiplier":1,"clip":0"#)), "privacy.clip");
+        assert_eq!(field(&private(r#""noiseMultiplier":0.29,"clip":1"#)), "privacy.noiseMultiplier");
+        let share = r#"{"clients":{"population":40,"perRound":20},
+            "privacy":{"epsilon":9,"delta":0.01,"noiseMultiplier":2,"clip":1,"adaptiveClip":true}}"#;
+        assert_eq!(field(share), "noiseMultiplier", "the share of clients alone costs as much");
+        let krum = r#"{"clients":{"population":8,"perRound":8,"minimum":4},"strategy":{"kind":"Krum","byzantine":1}}"#;
+        assert_eq!(field(krum), "clients.minimum", "2 f + 3 are 5");
+        assert_eq!(field(r#"{"secureAggregation":{"dropOut":0.35}}"#), "secureAggregation.dropOut");
+        assert_eq!(field(r#"{"secureAggregation":{"range":0}}"#), "secureAggregation.range");
+        let two = r#"{"clients":{"population":8,"perRound":2},"secureAggregation":{}}"#;
+        assert_eq!(field(two), "clients.perRound", "a mask of two clients hides nothing");
+        let idle = r#"{"clients":{"population":8,"perRound":4,"concurrency":9},"strategy":{"kind":"FedBuff"}}"#;
+        assert_eq!(field(idle), "clients.concurrency");
+        assert_eq!(field(r#"{"model":{"layers":[{"name":"w","shape":[4294967296,4294967296]}]}}"#), "model.layers");
+    }
+
+    #[test]
+    fn updates_of_all_clients_that_may_report_fit_into_memory() {
+        let with = |fields: &str| {
+            let layers = r#""model":{"layers":[{"name":"w","shape":[1048576]}]}"#;
+            Job::new("a", &run(&format!("{{{layers},{fields}}}"))).map(drop).map_err(|error| error.field)
+        };
+        let sampled = |population: u64| {
+            let privacy = r#""privacy":{"epsilon":9,"delta":0.01,"noiseMultiplier":1,"clip":1,"samplingRate":0.1}"#;
+            with(&format!(r#"{privacy},"clients":{{"population":{population},"perRound":2}}"#))
+        };
+        assert_eq!([sampled(24), sampled(25)], [Ok(()), Err("clients")], "every client may be chosen");
+        let buffered = |concurrency: u64| {
+            let clients = format!(r#""clients":{{"population":40,"perRound":4,"concurrency":{concurrency}}}"#);
+            with(&format!(r#"{clients},"strategy":{{"kind":"FedBuff"}}"#))
+        };
+        assert_eq!([buffered(20), buffered(21)], [Ok(()), Err("clients")], "with those of the next buffer");
+        let masked = |per_round: u64| {
+            with(&format!(r#""secureAggregation":{{}},"clients":{{"population":40,"perRound":{per_round}}}"#))
+        };
+        assert_eq!([masked(12), masked(13)], [Ok(()), Err("clients.perRound")], "masked updates are one record");
+    }
+
+    #[test]
+    fn privacy_divides_by_the_expected_number_and_clients_clip_what_is_masked() {
+        let privacy = r#""privacy":{"epsilon":9,"delta":0.01,"noiseMultiplier":1,"clip":2"#;
+        let job = |fields: &str| Job::new("a", &run(&format!("{{{privacy}{fields}}}"))).unwrap();
+        let (sampled, plain, masked) =
+            (job(r#","samplingRate":0.25}"#), job("}"), job(r#"},"secureAggregation":{"range":8}"#));
+        let (sampling, whole) = (sampled.privacy.unwrap(), plain.privacy.unwrap());
+        assert_eq!((sampling.expected, sampling.mechanism.sampling_rate), (2.0, 0.25), "a quarter of 8");
+        assert_eq!((whole.expected, whole.mechanism.sampling_rate), (4.0, 1.0));
+        assert_eq!(plain.client_clip(), None);
+        assert_eq!(masked.secure.unwrap().range, 2.0, "no value exceeds the norm");
+        // Rounding adds at most this to the norm of 8 values.
+        let rounding = 8.0_f64.sqrt() * (2.0 * 2.0 / 65_535.0 + 2.0 / crate::privacy::clipping::STEPS_PER_NORM as f64);
+        let clip = masked.client_clip().unwrap();
+        assert!(clip + rounding <= 2.0 + 1e-12 && clip > 1.999, "{clip}");
+    }
+
+    #[test]
+    fn rounds_follow_from_the_specification() {
+        let job = |fields: &str| Job::new("a", &run(fields)).unwrap();
+        let clients = r#""clients":{"population":8,"perRound":4,"overSelection":50}"#;
+        let masked = job(r#"{"lease":"1h","deadline":"1m","secureAggregation":{}}"#);
+        assert_eq!(masked.rounds.lease_millis, 60_000, "a mask is not valid after its round");
+        let exact = Mode::Synchronous { target: 4, minimum: 2, over_selection_percent: 0 };
+        assert_eq!((masked.rounds.mode, masked.rounds.is_masked), (exact, true));
+        let surplus = format!(r#"{{"secureAggregation":{{}},{clients}}}"#);
+        let refused = Job::new("a", &run(&surplus)).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("clients.overSelection: 50"),
+            "all clients of a masked round are waited for: {refused}"
+        );
+        let plain = job(&format!(r#"{{"lease":"1h","deadline":"1m",{clients}}}"#));
+        assert_eq!((plain.rounds.lease_millis, plain.rounds.max_aborts), (3_600_000, 10));
+        assert!(!plain.rounds.is_masked);
+        let cohorts = job(r#"{"strategy":{"kind":"FedBuff"},"secureAggregation":{},
+            "clients":{"population":8,"perRound":3,"minimum":1}}"#);
+        assert_eq!(cohorts.rounds.mode, Mode::Cohorts { size: 3, goal: 3, minimum: 2, cohorts: 2 });
+        assert_eq!(job(r#"{"strategy":{"kind":"FedProx","mu":0.5}}"#).proximal_weight(), 0.5);
+        let local = r#"{"model":{"layers":[{"name":"w","shape":[3]},{"name":"own","shape":[5],"local":true}]}}"#;
+        assert_eq!((job(local).parameters(), job(local).initial_model().len()), (3, 3));
+        let adaptive = r#"{"clients":{"population":40,"perRound":20},
+            "privacy":{"epsilon":9,"delta":0.01,"noiseMultiplier":1,"clip":2,"adaptiveClip":true}}"#;
+        assert_eq!(job(adaptive).aggregator().unwrap().adaptive_clip().map(|clip| clip.norm), Some(2.0));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! - [`model`], [`strategy`]: layouts, checked updates, and the rules that turn them into the next model.
 //! - [`quantized`], [`model_signature`]: models as clients download them: 8-bit values, and the signature that they check.
-//! - [`round`], [`selection`], [`upload`]: the state machine of rounds, the choice of clients, resumable uploads.
+//! - [`round`], [`selection`]: the state machine of rounds, the choice of clients.
 //! - [`privacy`]: clipping, exact noise, accountants, the budget.
 //! - [`secure`]: secure aggregation with drop-outs, client and server.
 //! - [`job`], [`service`], [`aggregation`]: a run by its specification, its server, and the next model from a batch.
@@ -17,6 +17,8 @@
 #![forbid(unsafe_code)]
 
 pub mod aggregation;
+#[cfg(test)]
+mod cohorts;
 mod content;
 pub mod error;
 pub mod job;
@@ -31,6 +33,5 @@ pub mod selection;
 pub mod service;
 pub mod simulate;
 pub mod strategy;
-pub mod upload;
 
 pub use random::Seed;

@@ -163,6 +163,18 @@ mod tests {
         layout.merge(&mut model, &[5.0, 6.0, 7.0]).unwrap();
         assert_eq!(model, [5.0, 6.0, 3.0, 7.0]);
         assert!(layout.merge(&mut model, &[5.0]).is_err());
+        assert!(layout.merge(&mut [0.0; 5], &[5.0, 6.0, 7.0]).is_err());
+        assert!(layout.shared(&[0.0; 5]).is_err(), "a value that belongs to no layer");
+    }
+
+    #[test]
+    fn layouts_without_parameters_to_share_are_refused() {
+        let layer = |name: &str, parameters, local| Layer { name: name.into(), parameters, local };
+        let field = |layers| Layout::new(layers).unwrap_err().field;
+        assert_eq!(field(vec![]), "layers.local");
+        assert_eq!(field(vec![layer("a", 1, true)]), "layers.local");
+        assert_eq!(field(vec![layer("a", 0, false)]), "layers.parameters");
+        assert_eq!(field(vec![layer("a", 1, false), layer("a", 2, false)]), "layers.name");
     }
 
     #[test]
@@ -178,5 +190,8 @@ mod tests {
         assert!(refused(Update { version: 4, ..update.clone() }).starts_with("version: 4"));
         assert!(refused(Update { control: Some(vec![0.0; 3]), ..update.clone() }).starts_with("control"));
         assert!(update.check(3, 3, true).is_err());
+        let control = |values: &[f32]| Update { control: Some(values.to_vec()), ..update.clone() }.check(3, 3, true);
+        assert_eq!(control(&[0.0; 3]), Ok(()));
+        assert!(control(&[0.0; 2]).is_err() && control(&[0.0, 0.0, f32::NAN]).is_err());
     }
 }

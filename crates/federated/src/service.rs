@@ -15,9 +15,10 @@ use crate::job::Job;
 use crate::model::{ClientId, Update};
 use crate::privacy::budget::Budget;
 use crate::random::{Seed, derive};
-use crate::round::{Action, Batch, Contribution, Digest, Event, Refusal, Rounds, Task, UploadedUpdate};
+use crate::round::{Action, Batch, Contribution, Digest, Event, Mode, Refusal, Rounds, Task, UploadedUpdate};
 use crate::secure::keys::verifying_key;
-use crate::secure::{CohortSettings, PublicKeyBytes};
+use crate::secure::relay::{Relay, SummedUpdate};
+use crate::secure::{CohortSettings, PublicKeyBytes, SecureError};
 
 /// Most names that a run revokes: as many clients as it may have.
 const MAX_REVOKED: usize = 10_000;
@@ -39,14 +40,26 @@ struct Client {
 /// What a client states with its update.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Names the upload.
-    pub nonce: u64,
     /// Samples it was trained on.
     pub samples: u64,
     /// Loss of the downloaded model on the client's data.
     pub loss: Option<f64>,
     /// Sum of the local step sizes: SCAFFOLD only.
     pub rate_sum: Option<f64>,
+}
+
+impl Report {
+    /// Checks what a client reports, before it sends its update and again on arrival.
+    ///
+    /// # Errors
+    /// No samples are claimed, the loss is not a number, or the sum of step sizes is not above 0.
+    pub fn check(&self) -> Result<(), InvalidInput> {
+        require(self.samples > 0, "samples", self.samples, "at least 1")?;
+        let loss = self.loss.unwrap_or_default();
+        require(loss.is_finite(), "loss", loss, "a finite number")?;
+        let rate_sum = self.rate_sum.unwrap_or(1.0);
+        require(rate_sum > 0.0 && rate_sum.is_finite(), "rate_sum", rate_sum, "above 0")
+    }
 }
 
 /// Why a request was refused; nothing changed.
@@ -79,6 +92,8 @@ pub struct Service {
     reports: BTreeMap<u64, Report>,
     /// Updates that were aggregated.
     counted: u64,
+    /// Rounds that ended without enough updates.
+    aborted: u64,
     /// Clients that take no further part, by name.
     revoked: BTreeSet<String>,
     /// Secret of the run, from which the choice of clients and the noise are drawn.
@@ -105,6 +120,7 @@ impl Service {
             clients: BTreeMap::new(),
             reports: BTreeMap::new(),
             counted: 0,
+            aborted: 0,
             revoked: BTreeSet::new(),
             seed,
         })
@@ -126,6 +142,12 @@ impl Service {
     #[must_use]
     pub const fn counted(&self) -> u64 {
         self.counted
+    }
+
+    /// Number of rounds that ended without enough updates, or too late.
+    #[must_use]
+    pub const fn aborted(&self) -> u64 {
+        self.aborted
     }
 
     /// Number of clients so far.
@@ -180,9 +202,41 @@ impl Service {
         }
         let server_key = verifying_key(&self.signing_seed(round));
         let graph_seed = derive(&self.seed, &[b"graph", &round.to_le_bytes()]);
-        let settings = CohortSettings::new(round, clients, server_key, job.parameters(), secure.drop_out, graph_seed)?;
+        let drop_out = job.cohort_drop_out();
+        let settings = CohortSettings::new(round, clients, server_key, job.parameters(), drop_out, graph_seed)?;
+        // A sum that would be discarded is not revealed.
+        let minimum = match job.rounds.mode {
+            Mode::Cohorts { goal, minimum, .. } => (2 * goal).div_ceil(3).max(minimum) as usize,
+            Mode::Synchronous { minimum, .. } => settings.minimum.max(minimum as usize),
+            _ => settings.minimum,
+        };
+        let minimum = minimum.min(settings.clients.len());
         // Every client counts the same: a weight would be rounded together with the update.
-        Ok(CohortSettings { clip: secure.range, max_weight: 1, ..settings })
+        Ok(CohortSettings { clip: secure.range, max_weight: 1, minimum, ..settings })
+    }
+
+    /// Returns secure aggregation over the clients of tasks of one round, of which each stage takes at most `stage_millis`.
+    ///
+    /// # Errors
+    /// As [`Self::cohort`].
+    pub fn relay(&self, job: &Job, tasks: &[Task], stage_millis: u64, now_millis: u64) -> Result<Relay, SecureError> {
+        let settings = self.cohort(job, tasks)?;
+        let members: BTreeMap<ClientId, u64> = tasks.iter().map(|task| (task.client, task.number)).collect();
+        let goal = if let Mode::Cohorts { goal, .. } = job.rounds.mode { goal as usize } else { members.len() };
+        let signing = self.signing_seed(settings.round);
+        Relay::new(settings, members, goal, signing, stage_millis, now_millis)
+    }
+
+    /// Records the end of secure aggregation: its updates count, if there are enough.
+    pub fn end_aggregation(&mut self, run: &str, round: u64, updates: &[SummedUpdate], now_millis: u64) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for SummedUpdate { client, task, digest, loss } in updates {
+            let report = Report { samples: 1, loss: *loss, rate_sum: None };
+            let counted = self.commit(run, (*client, *task, *digest), report, now_millis);
+            actions.extend(counted.expect("samples are given and losses are finite"));
+        }
+        actions.extend(self.step(Event::CloseRound(round), now_millis));
+        actions
     }
 
     /// Returns the number of an enrolled client that proves its identity.
@@ -259,7 +313,7 @@ impl Service {
     /// Applies an event that is no upload.
     pub fn step(&mut self, event: Event, now_millis: u64) -> Vec<Action> {
         let actions = self.rounds.step(event, now_millis);
-        self.forget(&actions);
+        self.note(&actions);
         actions
     }
 
@@ -287,11 +341,7 @@ impl Service {
         now_millis: u64,
     ) -> Result<Vec<Action>, InvalidInput> {
         let (client, task, digest) = contribution;
-        require(report.samples > 0, "samples", report.samples, "at least 1")?;
-        let loss = report.loss.unwrap_or_default();
-        require(loss.is_finite(), "loss", loss, "a finite number")?;
-        let rate_sum = report.rate_sum.unwrap_or(1.0);
-        require(rate_sum > 0.0 && rate_sum.is_finite(), "rate_sum", rate_sum, "above 0")?;
+        report.check()?;
         let update = UploadedUpdate { run: run.to_owned(), client, task, digest };
         let actions = self.rounds.step(Event::Upload(update), now_millis);
         if actions
@@ -300,14 +350,17 @@ impl Service {
         {
             self.reports.insert(task, report);
         }
-        self.forget(&actions);
+        self.note(&actions);
         Ok(actions)
     }
 
-    fn forget(&mut self, actions: &[Action]) {
+    /// Counts aborted rounds, and forgets the reports of updates that are not used.
+    fn note(&mut self, actions: &[Action]) {
         for action in actions {
-            if let Action::Discard(contribution) = action {
-                self.reports.remove(&contribution.task);
+            match action {
+                Action::Discard(contribution) => drop(self.reports.remove(&contribution.task)),
+                Action::Abort { .. } => self.aborted += 1,
+                _ => {}
             }
         }
     }
@@ -355,7 +408,7 @@ mod tests {
         assigned.collect()
     }
 
-    const REPORT: Report = Report { nonce: 1, samples: 5, loss: Some(0.5), rate_sum: None };
+    const REPORT: Report = Report { samples: 5, loss: Some(0.5), rate_sum: None };
 
     #[test]
     fn clients_prove_who_they_are_and_the_population_is_bounded() {
@@ -441,6 +494,78 @@ mod tests {
         let mut report = |report| service.commit("a", (0, task.number, [1; 32]), report, 1).unwrap_err().field;
         assert_eq!(report(Report { samples: 0, ..REPORT }), "samples");
         assert_eq!(report(Report { loss: Some(f64::NAN), ..REPORT }), "loss");
+        for rate_sum in [0.0, -1.0, f64::INFINITY] {
+            assert_eq!(report(Report { rate_sum: Some(rate_sum), ..REPORT }), "rate_sum");
+        }
+    }
+
+    #[test]
+    fn reports_are_those_of_the_first_commit_and_kept_until_their_update_is_used() {
+        let fields = r#"{"clients":{"population":4,"perRound":4,"minimum":2},"rounds":9}"#;
+        let (job, mut service) = service(fields);
+        let tasks_of_a_round = tasks(&job, &mut service);
+        let commit = |service: &mut Service, task: &Task, samples| {
+            let report = Report { samples, ..REPORT };
+            service.commit("a", (task.client, task.number, [1; 32]), report, 1).unwrap()
+        };
+        let first = tasks_of_a_round[&0];
+        commit(&mut service, &first, 5);
+        commit(&mut service, &first, 500);
+        assert_eq!(
+            service.report(first.number).map(|report| report.samples),
+            Some(5),
+            "a repeated one changes nothing"
+        );
+        let mut actions = Vec::new();
+        (1..4).for_each(|client| actions = commit(&mut service, &tasks_of_a_round[&client], client + 10));
+        let batch = actions.into_iter().find_map(|action| match action {
+            Action::Aggregate(batch) => Some(batch),
+            _ => None,
+        });
+        let (reports, _) = service.aggregated(&batch.unwrap(), [2; 32], 2);
+        assert_eq!(reports.iter().map(|report| report.samples).collect::<Vec<_>>(), [5, 11, 12, 13]);
+        assert_eq!((service.counted(), service.report(first.number)), (4, None));
+        // One update is less than the minimum: its round is aborted.
+        let task = tasks(&job, &mut service)[&0];
+        commit(&mut service, &task, 5);
+        assert!(service.report(task.number).is_some());
+        service.step(Event::CloseRound(task.round), 3);
+        assert_eq!((service.counted(), service.report(task.number)), (4, None));
+        let restored: Service = postcard::from_bytes(&postcard::to_stdvec(&service).unwrap()).unwrap();
+        assert_eq!(restored.aborted(), 1, "the next driver goes on counting");
+    }
+
+    #[test]
+    fn as_many_names_as_a_run_may_have_clients_can_be_revoked() {
+        let (_, mut service) = service("{}");
+        for name in 0..MAX_REVOKED {
+            service.revoke(&format!("c{name}"), 0).unwrap();
+        }
+        assert!(service.revoke("c0", 0).is_ok(), "a repeated one needs no room");
+        assert_eq!(service.revoke("one-more", 0).unwrap_err().field, "client");
+    }
+
+    #[test]
+    fn settings_of_masks_are_those_of_the_run_and_the_round() {
+        let cohort = |fields: &str, round| {
+            let (job, mut service) = service(fields);
+            for (name, key) in [("a", 1), ("b", 2), ("c", 3), ("d", 4)] {
+                service.enrol(&job, name, SECRET, Some([key; 32])).unwrap();
+            }
+            let task = |client| Task { client, number: client, round, version: 0, model: [0; 32], expires_millis: 9 };
+            let settings = service.cohort(&job, &(0..4).map(task).collect::<Vec<_>>()).unwrap();
+            assert_eq!(settings.clients, (0..4).map(|client| (client, [client as u8 + 1; 32])).collect());
+            settings
+        };
+        let masked = r#"{"secureAggregation":{"range":3},"clients":{"population":4,"perRound":4,"minimum":4}}"#;
+        let first = cohort(masked, 1);
+        assert_eq!((first.clip, first.max_weight), (3.0, 1), "every client counts the same");
+        assert_eq!(first.minimum, 4, "a sum of fewer would be discarded: it is not revealed");
+        let second = cohort(masked, 2);
+        assert!(first.server_key != second.server_key && first.graph_seed != second.graph_seed);
+        let cohorts =
+            r#"{"secureAggregation":{},"strategy":{"kind":"FedBuff"},"clients":{"population":4,"perRound":4}}"#;
+        assert_eq!(cohort(cohorts, 1).minimum, 3, "two thirds");
     }
 
     #[test]

@@ -5,9 +5,9 @@
 mod row;
 
 use engram_geodesic::{
-    Axes, BatchedShooting, ChristoffelGrid, FeatureAdjoint, Features, Generator, Interpolation, Lattice, Line,
-    Manifold, MetricNetwork, MixedPrecision, Noise, PathTable, Problem, REFERENCE_PPB, Settings, Task, Trainer,
-    reference_nm, trajectory,
+    Axes, BatchedShooting, ChristoffelGrid, FeatureAdjoint, Features, Generator, GeodesicBvp as _, GridEngine,
+    Interpolation, Lattice, Line, Manifold, MetricNetwork, MixedPrecision, Noise, PathTable, Problem, REFERENCE_PPB,
+    Settings, Task, Trainer, reference_nm, trajectory,
 };
 use row::{Better, Budget, Figure, Report, Row, Workload};
 use std::hint::black_box;
@@ -22,6 +22,8 @@ const SAMPLE: usize = 20;
 const TIMES: usize = 50;
 /// Knots of a table of s.
 const KNOTS: usize = 257;
+/// Knots in c of the grids: the reference, and coarser ones. All have 601 in l.
+const GRID_KNOTS: [usize; 4] = [2_000, 512, 256, 128];
 /// Problems of the reference task.
 const PROBLEMS: u64 = 18_030;
 /// Fraction of the variance of the inner validation split that a model must explain in T5.
@@ -33,6 +35,7 @@ fn main() -> Result<()> {
         eprintln!("geodesic: {name} metric");
         rows.extend(features(name, &metric)?);
         rows.extend(solutions(name, &metric)?);
+        rows.extend(grids(name, &metric)?);
     }
     rows.extend(lookups()?);
     eprintln!("geodesic: training");
@@ -182,17 +185,60 @@ fn lookups() -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// Shooting with the tolerance of the peers.
+fn shooting() -> BatchedShooting {
+    BatchedShooting { tolerance: 1e-6, residual: 1e-5, ..BatchedShooting::default() }
+}
+
+/// The problems of all pairs of concentrations, at a sample of the wavelengths.
+fn sample(concentrations: &[f64]) -> Vec<Problem> {
+    let wavelengths = (0..SAMPLE).map(|i| -1.0 + 2.0 * i as f64 / (SAMPLE - 1) as f64);
+    let pairs = |wavelength: f64| {
+        concentrations.iter().flat_map(move |&start| {
+            let ends = concentrations.iter().filter(move |end| **end != start);
+            ends.map(move |&end| Problem { start, end, wavelength })
+        })
+    };
+    wavelengths.flat_map(pairs).collect()
+}
+
+/// The grid method: a grid of the metric is built, which a training does in each step, then shooting looks the Christoffel symbols up.
+fn grids(name: &str, metric: &MetricNetwork) -> Result<Vec<Row>> {
+    let problems = sample(&REFERENCE_PPB.map(|p| (p - 30.0) / 30.0));
+    let scale = PROBLEMS as f64 / problems.len() as f64;
+    let mut rows = Vec::new();
+    for knots in GRID_KNOTS {
+        let before = cpu_ms()?;
+        let grid = ChristoffelGrid::build(metric, knots, 601)?;
+        let built = cpu_ms()? - before;
+        let engine = GridEngine::new(&grid, metric, Interpolation::Bilinear, shooting())?;
+        let solved = measured(scale, || {
+            for &problem in &problems {
+                black_box(engine.solve(problem, &[])?);
+            }
+            Ok(())
+        })?;
+        let mut worst = 0.0f64;
+        for &problem in &problems {
+            let (found, exact) = (engine.solve(problem, &[])?, trajectory(metric, problem, &[])?.initial_velocity);
+            if !found.converged {
+                return Err(format!("{problem:?} does not converge on {knots} x 601 knots").into());
+            }
+            worst = worst.max(((found.initial_velocity - exact) / exact).abs());
+        }
+        let title = format!("grid method, {knots} x 601 knots, {name} metric");
+        let once = Figure { best: built, median: built, repeats: 1 };
+        rows.push(row(format!("{title}, building the grid"), "ms", once, &[], Vec::new()));
+        rows.push(row(format!("{title}, shooting on it"), "ms", solved, &[], Vec::new()));
+        rows.push(row(format!("{title}, largest relative error of v0"), "1", error(worst), &[], Vec::new()));
+    }
+    Ok(rows)
+}
+
 /// T3 and our own shooting, on a sample of the wavelengths, scaled to all.
 fn solutions(name: &str, metric: &MetricNetwork) -> Result<Vec<Row>> {
     let c: Vec<f64> = REFERENCE_PPB.iter().map(|p| (p - 30.0) / 30.0).collect();
-    let wavelengths: Vec<f64> = (0..SAMPLE).map(|i| -1.0 + 2.0 * i as f64 / (SAMPLE - 1) as f64).collect();
-    let mut problems = Vec::new();
-    for &wavelength in &wavelengths {
-        for &start in &c {
-            let ends = c.iter().filter(|end| **end != start);
-            problems.extend(ends.map(|&end| Problem { start, end, wavelength }));
-        }
-    }
+    let problems = sample(&c);
     let scale = PROBLEMS as f64 / problems.len() as f64;
     let times: Vec<f64> = (0..TIMES).map(|i| i as f64 / (TIMES - 1) as f64).collect();
     let all: Vec<f64> = reference_nm().iter().map(|w| (w - 500.0) / 300.0).collect();
@@ -217,7 +263,7 @@ fn solutions(name: &str, metric: &MetricNetwork) -> Result<Vec<Row>> {
     let ends: Vec<([f64; 1], [f64; 1])> = problems.iter().map(|it| ([it.start], [it.end])).collect();
     let batch: Vec<(&dyn Manifold, &[f64], &[f64])> =
         lines.iter().zip(&ends).map(|(line, (a, b))| (line as &dyn Manifold, &a[..], &b[..])).collect();
-    let engine = BatchedShooting { tolerance: 1e-6, residual: 1e-5, ..BatchedShooting::default() };
+    let engine = shooting();
     let shooting = measured(scale, || {
         black_box(engine.solve(&batch)?);
         Ok(())

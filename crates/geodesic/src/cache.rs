@@ -1,6 +1,7 @@
 //! A bounded cache of solved problems, least recently used out first.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -27,17 +28,50 @@ pub struct CachedSolution {
 /// Metric version, and the bits of start, end and wavelength.
 type Key = (u128, [u64; 3]);
 
-/// A cache of [`CachedSolution`]s by metric version and problem. A change of one weight is a miss. There are no
-/// approximate hits.
-#[derive(Debug, Clone)]
+/// A cache of [`CachedSolution`]s by metric version and problem, which any number of threads may use. A change of one weight
+/// is a miss. There are no approximate hits.
+#[derive(Debug)]
 pub struct SolutionCache {
     capacity: usize,
-    entries: HashMap<Key, (u64, CachedSolution)>,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    solutions: HashMap<Key, (u64, CachedSolution)>,
     /// Keys by the time of their last use.
     order: BTreeMap<u64, Key>,
     uses: u64,
     hits: u64,
     misses: u64,
+}
+
+impl Entries {
+    fn get(&mut self, key: Key) -> Option<CachedSolution> {
+        let Some((used, solution)) = self.solutions.get_mut(&key) else {
+            self.misses += 1;
+            return None;
+        };
+        self.hits += 1;
+        self.order.remove(used);
+        self.uses += 1;
+        *used = self.uses;
+        self.order.insert(self.uses, key);
+        Some(*solution)
+    }
+
+    fn insert(&mut self, key: Key, solution: CachedSolution, capacity: usize) {
+        self.uses += 1;
+        if let Some((used, _)) = self.solutions.insert(key, (self.uses, solution)) {
+            self.order.remove(&used);
+        }
+        self.order.insert(self.uses, key);
+        if self.solutions.len() > capacity
+            && let Some((_, oldest)) = self.order.pop_first()
+        {
+            self.solutions.remove(&oldest);
+        }
+    }
 }
 
 fn key(version: u128, problem: Problem) -> Key {
@@ -52,65 +86,52 @@ impl SolutionCache {
     /// [`Error::Range`] for a capacity out of range.
     pub fn new(capacity: usize) -> Result<Self, Error> {
         in_range("capacity", capacity as f64, 1.0, (1u64 << 24) as f64, "1 to 16,777,216")?;
-        Ok(Self { capacity, entries: HashMap::new(), order: BTreeMap::new(), uses: 0, hits: 0, misses: 0 })
+        Ok(Self { capacity, entries: Mutex::default() })
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The solution of `problem` for the metric of `version`; counts a hit or a miss.
-    pub fn get(&mut self, version: u128, problem: Problem) -> Option<CachedSolution> {
-        let key = key(version, problem);
-        let Some((used, solution)) = self.entries.get_mut(&key) else {
-            self.misses += 1;
-            return None;
-        };
-        self.hits += 1;
-        self.order.remove(used);
-        self.uses += 1;
-        *used = self.uses;
-        self.order.insert(self.uses, key);
-        Some(*solution)
+    pub fn get(&self, version: u128, problem: Problem) -> Option<CachedSolution> {
+        self.entries().get(key(version, problem))
     }
 
     /// Stores a solution; drops the least recently used one if the cache is full.
-    pub fn insert(&mut self, version: u128, problem: Problem, solution: CachedSolution) {
-        let key = key(version, problem);
-        self.uses += 1;
-        if let Some((used, _)) = self.entries.insert(key, (self.uses, solution)) {
-            self.order.remove(&used);
-        }
-        self.order.insert(self.uses, key);
-        if self.entries.len() > self.capacity
-            && let Some((_, oldest)) = self.order.pop_first()
-        {
-            self.entries.remove(&oldest);
-        }
+    pub fn insert(&self, version: u128, problem: Problem, solution: CachedSolution) {
+        self.entries().insert(key(version, problem), solution, self.capacity);
     }
 
     /// Number of solutions.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.entries().solutions.len()
     }
 
     /// Whether it holds no solution.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.len() == 0
     }
 
     /// Lookups that found a solution, and lookups that did not.
     pub fn hits_and_misses(&self) -> (u64, u64) {
-        (self.hits, self.misses)
+        let entries = self.entries();
+        (entries.hits, entries.misses)
     }
 
     /// All solutions as bytes, least recently used first, with a checksum. Counters are not kept.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
-        for key in self.order.values() {
-            let (_, s) = self.entries[key];
+        let entries = self.entries();
+        for key in entries.order.values() {
+            let (_, s) = entries.solutions[key];
             out.extend(key.0.to_le_bytes());
             key.1.iter().for_each(|bits| out.extend(bits.to_le_bytes()));
             for x in [s.displacement, s.mean, s.velocity, s.initial_velocity] {
                 out.extend(x.to_bits().to_le_bytes());
             }
         }
+        drop(entries);
         out.extend(xxh3_128(&out).to_le_bytes());
         out
     }
@@ -128,7 +149,7 @@ impl SolutionCache {
         if xxh3_128(body).to_le_bytes() != checksum {
             return refuse("checksum mismatch");
         }
-        let mut cache = Self::new(capacity)?;
+        let cache = Self::new(capacity)?;
         for entry in body[8..].chunks_exact(ENTRY) {
             let version = u128::from_le_bytes(entry[..16].try_into().expect("16 bytes"));
             let number = |k: usize| {
@@ -165,7 +186,7 @@ mod tests {
     fn a_changed_weight_is_a_miss_and_the_least_recently_used_solution_is_dropped() {
         let mut metric = MetricNetwork::xavier(1);
         let version = metric.version();
-        let mut cache = SolutionCache::new(2).unwrap();
+        let cache = SolutionCache::new(2).unwrap();
         cache.insert(version, problem(0.0), solution(1.0));
         cache.insert(version, problem(0.1), solution(2.0));
         assert_eq!(cache.get(version, problem(-0.0)), Some(solution(1.0)));
@@ -179,13 +200,34 @@ mod tests {
 
     #[test]
     fn decoded_caches_hold_the_same_solutions_in_the_same_order() {
-        let mut cache = SolutionCache::new(3).unwrap();
+        let cache = SolutionCache::new(3).unwrap();
         (0..4).for_each(|i| cache.insert(u128::MAX - 7, problem(0.1 * f64::from(i)), solution(f64::from(i))));
         let mut bytes = cache.encode();
         assert_eq!(SolutionCache::decode(&bytes, 3).unwrap().encode(), bytes);
-        let mut smaller = SolutionCache::decode(&bytes, 1).unwrap();
+        let smaller = SolutionCache::decode(&bytes, 1).unwrap();
         assert_eq!(smaller.get(u128::MAX - 7, problem(0.1 * 3.0)), Some(solution(3.0)));
         bytes[40] ^= 1;
         assert!(matches!(SolutionCache::decode(&bytes, 3), Err(Error::Encoding { .. })));
+    }
+
+    #[test]
+    fn threads_share_a_bounded_cache() {
+        let cache = SolutionCache::new(50).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4_u32 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    for i in 0..500_u32 {
+                        let x = f64::from(i.wrapping_mul(31 + thread) % 100) / 100.0;
+                        match cache.get(7, problem(x)) {
+                            Some(found) => assert_eq!(found, solution(x)),
+                            None => cache.insert(7, problem(x), solution(x)),
+                        }
+                    }
+                });
+            }
+        });
+        let (hits, misses) = cache.hits_and_misses();
+        assert_eq!((hits + misses, cache.len()), (2_000, 50));
     }
 }

@@ -2,10 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::closed::{Features, Lattice};
 use crate::error::Error;
-use crate::grid::{ChristoffelGrid, GridLine, Interpolation};
+use crate::grid::{GridLine, GridSource, Interpolation};
 use crate::manifold::{Line, Manifold};
 use crate::metric::Metric;
+use crate::quadrature::gauss_legendre;
 use crate::shooting::BatchedShooting;
 use crate::trajectory::{Problem, trajectory};
 
@@ -84,7 +86,7 @@ impl GeodesicBvp for ShootingEngine<'_> {
 /// Shooting with Christoffel symbols from a grid.
 #[derive(Debug, Clone, Copy)]
 pub struct GridEngine<'a> {
-    grid: &'a ChristoffelGrid,
+    grid: &'a dyn GridSource,
     interpolation: Interpolation,
     shooting: BatchedShooting,
 }
@@ -95,7 +97,7 @@ impl<'a> GridEngine<'a> {
     /// # Errors
     /// [`Error::Stale`] if the metric has changed since.
     pub fn new(
-        grid: &'a ChristoffelGrid,
+        grid: &'a dyn GridSource,
         metric: &dyn Metric,
         interpolation: Interpolation,
         shooting: BatchedShooting,
@@ -112,7 +114,8 @@ impl GeodesicBvp for GridEngine<'_> {
 
     fn solve(&self, problem: Problem, times: &[f64]) -> Result<Solution, Error> {
         let problem = problem.check()?;
-        let line = GridLine { grid: self.grid, wavelength: problem.wavelength, interpolation: self.interpolation };
+        let columns = self.grid.columns_at(problem.wavelength)?;
+        let line = GridLine { columns: &columns, wavelength: problem.wavelength, interpolation: self.interpolation };
         shoot(&self.shooting, &line, problem, times)
     }
 }
@@ -141,6 +144,44 @@ fn shoot(
         residual: shot.residual,
         converged: shot.converged && path.len() == times.len(),
     })
+}
+
+/// Times at which a path is evaluated for its features, besides both ends.
+const FEATURE_TIMES: usize = 16;
+
+/// Features of paths [pair, wavelength] from their c(t) and c'(t).
+///
+/// # Errors
+/// [`Error::NotSolved`] for a problem that does not converge.
+pub(crate) fn path_features(
+    engine: &dyn GeodesicBvp,
+    metric: &dyn Metric,
+    lattice: &Lattice,
+    pairs: &[(usize, usize)],
+) -> Result<Features, Error> {
+    let rule: Vec<(f64, f64)> =
+        gauss_legendre(FEATURE_TIMES).into_iter().map(|(x, weight)| (0.5 * (x + 1.0), 0.5 * weight)).collect();
+    let mut times = vec![0.0];
+    times.extend(rule.iter().map(|(time, _)| time));
+    times.push(1.0);
+    let mut out =
+        Features { displacement: Vec::new(), mean: Vec::new(), velocity: Vec::new(), initial_velocity: Vec::new() };
+    for &(from, to) in pairs {
+        let (start, end) = (lattice.breaks()[from], lattice.breaks()[to]);
+        let points: Vec<(f64, f64)> = lattice.wavelengths().iter().map(|&l| (start, l)).collect();
+        for (&(_, wavelength), g) in points.iter().zip(metric.values(&points)) {
+            let found = engine.solve(Problem { start, end, wavelength }, &times)?;
+            if !found.converged {
+                let (engine, residual) = (engine.name(), found.residual);
+                return Err(Error::NotSolved { engine, start, end, wavelength, residual });
+            }
+            out.displacement.push(g.sqrt() * found.initial_velocity);
+            out.mean.push(rule.iter().zip(&found.c[1..]).map(|((_, weight), c)| weight * c).sum());
+            out.velocity.push(found.velocity.iter().fold(0.0, |most, v| v.abs().max(most)));
+            out.initial_velocity.push(found.initial_velocity);
+        }
+    }
+    Ok(out)
 }
 
 /// How far one engine is from the reference engine.
@@ -202,8 +243,43 @@ pub fn agreement(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::grid::ChristoffelGrid;
     use crate::metric::MetricNetwork;
     use crate::random::Stream;
+
+    #[test]
+    fn features_of_every_engine_are_those_of_the_closed_form() {
+        let metric = MetricNetwork::stress(5);
+        let lattice = Lattice::new(&[-1.0, -0.3, 0.4, 1.0], &[-0.9, 0.1, 1.0], 16).unwrap();
+        let pairs = [(0, 3), (2, 1)];
+        let expected = lattice.features(&metric, &pairs);
+        let shooting = BatchedShooting::default();
+        let grid = ChristoffelGrid::build(&metric, 500, 21).unwrap();
+        let on_grid = GridEngine::new(&grid, &metric, Interpolation::Hermite, shooting).unwrap();
+        let engines: [(&dyn GeodesicBvp, f64); 3] = [
+            (&Closed1D { metric: &metric }, 1e-9),
+            (&ShootingEngine { metric: &metric, shooting }, 1e-9),
+            (&on_grid, 1e-6),
+        ];
+        for (engine, tolerance) in engines {
+            let found = path_features(engine, &metric, &lattice, &pairs).unwrap();
+            let distance = |one: &[f64], other: &[f64]| {
+                assert_eq!(one.len(), 6);
+                one.iter().zip(other).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max)
+            };
+            let name = engine.name();
+            assert!(
+                distance(&found.displacement, &expected.displacement) < tolerance,
+                "{name}: {found:?} {expected:?}"
+            );
+            assert!(distance(&found.mean, &expected.mean) < tolerance.max(1e-7), "{name}: {found:?} {expected:?}");
+            // Both take the largest of some points of the path, and not the same ones.
+            assert!(distance(&found.velocity, &expected.velocity) < 5e-3, "{name}: {found:?} {expected:?}");
+        }
+        let hopeless = BatchedShooting { newton_steps: 1, ..shooting };
+        let error = path_features(&ShootingEngine { metric: &metric, shooting: hopeless }, &metric, &lattice, &pairs);
+        assert!(matches!(error, Err(Error::NotSolved { engine: "shooting", .. })), "{error:?}");
+    }
 
     #[test]
     fn engines_agree_on_the_stress_metric_and_a_stale_grid_is_refused() {

@@ -68,6 +68,14 @@ pub enum Error {
         /// Version of the metric in use.
         expected: u128,
     },
+    /// A file can not be read or written.
+    #[error("failed to {action}: {problem}")]
+    File {
+        /// What failed, with the name of the file.
+        action: String,
+        /// Error of the operating system.
+        problem: String,
+    },
     /// The engine does not support the operation.
     #[error("engine {engine} does not support {operation}")]
     Unsupported {
@@ -75,6 +83,22 @@ pub enum Error {
         engine: &'static str,
         /// The operation.
         operation: &'static str,
+    },
+    /// A geodesic was not found.
+    #[error(
+        "{engine} did not solve the geodesic from {start:?} to {end:?} at wavelength {wavelength:?}: residual {residual:e}"
+    )]
+    NotSolved {
+        /// Name of the engine.
+        engine: &'static str,
+        /// Normalised concentration at the start.
+        start: f64,
+        /// Normalised concentration at the end.
+        end: f64,
+        /// Normalised wavelength.
+        wavelength: f64,
+        /// Distance of the end point.
+        residual: f64,
     },
     /// A report lacks results.
     #[error("report is incomplete: {0}")]

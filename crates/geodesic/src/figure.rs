@@ -2,17 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{Agreement, Closed1D, ShootingEngine, agreement};
+use crate::engine::{Agreement, Closed1D, GeodesicBvp, GridEngine, ShootingEngine, agreement};
 use crate::error::Error;
+use crate::grid::{ChristoffelGrid, Interpolation};
 use crate::metric::Metric;
 use crate::shooting::BatchedShooting;
-use crate::train::Trainer;
+use crate::train::{GRID_SHOOTING, Trainer};
 use crate::trajectory::{Problem, trajectory};
 
 /// Concentrations of a metric curve, and times of a geodesic.
 const POINTS: usize = 33;
 /// Wavelengths that are shown, evenly spaced.
 const WAVELENGTHS: usize = 5;
+/// Knots in concentration of the compared grid, those of the reference.
+const GRID_ROWS: usize = 2_000;
 
 /// Losses at one evaluation of the inner validation split.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -50,12 +53,12 @@ impl Trainer {
         LossPoint { step: self.steps(), training: self.last_loss().reconstruction, validation: self.validation_loss() }
     }
 
-    /// How far shooting, which does not use the closed form, is from the closed form on the trained metric: from the lowest to the
-    /// highest concentration and back, at a few wavelengths.
+    /// How far shooting and the Christoffel grid, which do not use the closed form, are from the closed form on the trained metric: from
+    /// the lowest to the highest concentration and back, at a few wavelengths.
     ///
     /// # Errors
     /// If a problem is out of range.
-    pub fn engine_agreement(&self) -> Result<Agreement, Error> {
+    pub fn engine_agreements(&self) -> Result<Vec<Agreement>, Error> {
         let metric = &self.best().metric;
         let ends = |i: usize| if i.is_multiple_of(2) { (-1.0, 1.0) } else { (1.0, -1.0) };
         let problem = |i: usize| {
@@ -64,7 +67,11 @@ impl Trainer {
         };
         let problems: Vec<Problem> = (0..WAVELENGTHS).map(problem).collect();
         let shooting = ShootingEngine { metric, shooting: BatchedShooting::default() };
-        agreement(&Closed1D { metric }, &shooting, &problems, &[0.25, 0.5, 0.75])
+        let grid = ChristoffelGrid::build(metric, GRID_ROWS, WAVELENGTHS)?;
+        let on_grid = GridEngine::new(&grid, metric, Interpolation::Hermite, GRID_SHOOTING)?;
+        let engines: [&dyn GeodesicBvp; 2] = [&shooting, &on_grid];
+        let compared = |engine| agreement(&Closed1D { metric }, engine, &problems, &[0.25, 0.5, 0.75]);
+        engines.into_iter().map(compared).collect()
     }
 
     /// The metric of the best model at a few wavelengths.
@@ -116,10 +123,14 @@ mod tests {
         let log = |k: usize| 0.5 * figure.g[2][k].ln();
         assert!(((log(17) - log(15)) / (4.0 / 32.0) - figure.gamma[2][16]).abs() < 1e-2);
         assert_eq!(trainer.loss_point().step, 60);
-        let agreement = trainer.engine_agreement().unwrap();
-        assert!(
-            agreement.compared == 5 && agreement.max_position < 1e-8 && agreement.max_velocity < 1e-8,
-            "{agreement:?}"
-        );
+        let agreements = trainer.engine_agreements().unwrap();
+        let names: Vec<&str> = agreements.iter().map(|it| &*it.engine).collect();
+        assert_eq!(names, ["shooting", "christoffel grid"]);
+        for (agreement, tolerance) in agreements.iter().zip([1e-8, 1e-6]) {
+            assert!(
+                agreement.compared == 5 && agreement.max_position < tolerance && agreement.max_velocity < tolerance,
+                "{agreement:?}"
+            );
+        }
     }
 }

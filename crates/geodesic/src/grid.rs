@@ -1,7 +1,8 @@
 //! The Christoffel symbol on a grid of (c, l), valid for one metric only.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_128;
 
 use crate::error::{Error, in_range, increasing};
 use crate::manifold::{Manifold, TensorJet};
@@ -9,12 +10,8 @@ use crate::metric::Metric;
 use crate::random::Stream;
 
 /// Most knots of an axis, and most values of a grid: 16 Mi values are 256 MiB with their derivatives.
-const MAX_KNOTS: usize = 1 << 16;
-const MAX_VALUES: usize = 1 << 24;
-const MAGIC: &[u8; 8] = b"GEOGRD01";
-/// zstd level of the cache: the default.
-const LEVEL: i32 = 3;
-const HEADER: usize = 8 + 16 + 8 + 8;
+pub(crate) const MAX_KNOTS: usize = 1 << 16;
+pub(crate) const MAX_VALUES: usize = 1 << 24;
 
 /// How values between knots are computed. Points outside the grid take the value at its border.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,10 +26,41 @@ pub enum Interpolation {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChristoffelGrid {
     version: u128,
-    knots: Vec<f64>,
-    columns: usize,
-    gamma: Vec<f64>,
-    slope: Vec<f64>,
+    columns: GridColumns,
+}
+
+/// Neighbouring columns of a grid: all knots in c at some knots in l.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GridColumns {
+    pub(crate) knots: Arc<[f64]>,
+    /// Position of the first column in the grid, number of columns, and that of the whole grid.
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    pub(crate) total: usize,
+    /// Gamma and dGamma/dc, [knot, column].
+    pub(crate) gamma: Vec<f64>,
+    pub(crate) slope: Vec<f64>,
+}
+
+/// A Christoffel grid, in memory or in a file.
+pub trait GridSource: std::fmt::Debug + Sync {
+    /// Version of the metric it was built from.
+    fn version(&self) -> u128;
+
+    /// Returns columns that contain the two neighbours of `l`.
+    ///
+    /// # Errors
+    /// If they cannot be read, or are damaged.
+    fn columns_at(&self, l: f64) -> Result<Arc<GridColumns>, Error>;
+
+    /// Refuses to be used with another metric than it was built from.
+    ///
+    /// # Errors
+    /// [`Error::Stale`].
+    fn check_version(&self, metric: &dyn Metric) -> Result<(), Error> {
+        let (found, expected) = (self.version(), metric.version());
+        if found == expected { Ok(()) } else { Err(Error::Stale { object: "christoffel grid", found, expected }) }
+    }
 }
 
 /// Errors of a grid against the metric at random points.
@@ -53,6 +81,17 @@ pub struct GridAccuracy {
 /// Knots `0..count` spread over [-1, 1].
 fn uniform(count: usize) -> Vec<f64> {
     (0..count).map(|k| 2.0 * k as f64 / (count - 1) as f64 - 1.0).collect()
+}
+
+/// Position of `l` among `columns` columns over [-1, 1].
+fn position(columns: usize, l: f64) -> f64 {
+    let last = (columns - 1) as f64;
+    ((l + 1.0) / 2.0 * last).clamp(0.0, last)
+}
+
+/// The column left of `l`, of `columns`; another one is right of it.
+pub(crate) fn left_column(columns: usize, l: f64) -> usize {
+    (position(columns, l) as usize).min(columns - 2)
 }
 
 impl ChristoffelGrid {
@@ -78,7 +117,8 @@ impl ChristoffelGrid {
                 slope.push(jet.gamma_derivative());
             }
         }
-        Ok(Self { version: metric.version(), knots, columns, gamma, slope })
+        let columns = GridColumns { knots: knots.into(), first: 0, count: columns, total: columns, gamma, slope };
+        Ok(Self { version: metric.version(), columns })
     }
 
     /// A grid with non-uniform knots in c: intervals are halved until the bilinear error at their middles is at most
@@ -114,42 +154,22 @@ impl ChristoffelGrid {
         }
     }
 
-    /// Version of the metric it was built from.
-    pub fn version(&self) -> u128 {
-        self.version
-    }
-
     /// Knots in c.
     pub fn knots(&self) -> &[f64] {
-        &self.knots
+        &self.columns.knots
     }
 
     /// Gamma and its derivative with respect to c at (c, l), both of the interpolant.
     pub fn value(&self, c: f64, l: f64, interpolation: Interpolation) -> (f64, f64) {
-        let rows = self.knots.len();
-        let inside = c.clamp(self.knots[0], self.knots[rows - 1]);
-        let i = self.knots.partition_point(|k| *k <= inside).saturating_sub(1).min(rows - 2);
-        let h = self.knots[i + 1] - self.knots[i];
-        let t = (inside - self.knots[i]) / h;
-        let f = ((l + 1.0) / 2.0 * (self.columns - 1) as f64).clamp(0.0, (self.columns - 1) as f64);
-        let j = (f as usize).min(self.columns - 2);
-        let u = f - j as f64;
-        let along = |table: &[f64], i: usize| {
-            let at = i * self.columns + j;
-            table[at] + u * (table[at + 1] - table[at])
-        };
-        let (a, b) = (along(&self.gamma, i), along(&self.gamma, i + 1));
-        let outside = inside != c;
-        match interpolation {
-            Interpolation::Bilinear => (a + t * (b - a), if outside { 0.0 } else { (b - a) / h }),
-            Interpolation::Hermite => {
-                let (p, q) = (h * along(&self.slope, i), h * along(&self.slope, i + 1));
-                let (cubic, square) = (2.0 * (a - b) + p + q, 3.0 * (b - a) - 2.0 * p - q);
-                let value = a + t * (p + t * (square + t * cubic));
-                let derivative = (p + t * (2.0 * square + 3.0 * t * cubic)) / h;
-                (value, if outside { 0.0 } else { derivative })
-            }
-        }
+        self.columns.value(c, l, interpolation)
+    }
+
+    pub(crate) const fn all(&self) -> &GridColumns {
+        &self.columns
+    }
+
+    pub(crate) const fn from_columns(version: u128, columns: GridColumns) -> Self {
+        Self { version, columns }
     }
 
     /// Compares the grid with the metric at `points` random points (the reference: 1,000), for a largest error of
@@ -176,65 +196,76 @@ impl ChristoffelGrid {
             sum += error * error;
         }
         let factor = (max_error / threshold).sqrt();
-        let recommended_knots = ((self.knots.len() - 1) as f64 * factor).ceil().max(1.0) as usize + 1;
+        let recommended_knots = ((self.knots().len() - 1) as f64 * factor).ceil().max(1.0) as usize + 1;
         Ok(GridAccuracy { points, max_error, rms_error: (sum / points as f64).sqrt(), recommended_knots })
     }
+}
 
-    /// Refuses to be used with another metric than it was built from.
-    ///
-    /// # Errors
-    /// [`Error::Stale`].
-    pub fn check_version(&self, metric: &dyn Metric) -> Result<(), Error> {
-        let expected = metric.version();
-        if self.version == expected {
-            Ok(())
-        } else {
-            Err(Error::Stale { object: "christoffel grid", found: self.version, expected })
+impl GridSource for ChristoffelGrid {
+    fn version(&self) -> u128 {
+        self.version
+    }
+
+    fn columns_at(&self, l: f64) -> Result<Arc<GridColumns>, Error> {
+        let first = self.columns.left_column(l);
+        Ok(Arc::new(self.columns.part(first, 2)))
+    }
+}
+
+impl GridColumns {
+    /// Position of `l` among the columns of the grid.
+    fn position(&self, l: f64) -> f64 {
+        position(self.total, l)
+    }
+
+    /// The column of the grid left of `l`; another one is right of it.
+    pub(crate) fn left_column(&self, l: f64) -> usize {
+        left_column(self.total, l)
+    }
+
+    /// Copies `count` columns from column `first` of the grid on.
+    pub(crate) fn part(&self, first: usize, count: usize) -> Self {
+        let of = |table: &[f64]| {
+            let rows = table.chunks_exact(self.count);
+            rows.flat_map(|row| row[first - self.first..first - self.first + count].iter().copied()).collect()
+        };
+        Self {
+            knots: Arc::clone(&self.knots),
+            first,
+            count,
+            total: self.total,
+            gamma: of(&self.gamma),
+            slope: of(&self.slope),
         }
     }
 
-    /// The grid as bytes: a header with version and shape, the values compressed, and a checksum.
-    pub fn encode(&self) -> Vec<u8> {
-        let values = self.knots.iter().chain(&self.gamma).chain(&self.slope);
-        let raw: Vec<u8> = values.flat_map(|x| x.to_bits().to_le_bytes()).collect();
-        let mut out = MAGIC.to_vec();
-        out.extend(self.version.to_le_bytes());
-        out.extend((self.knots.len() as u64).to_le_bytes());
-        out.extend((self.columns as u64).to_le_bytes());
-        out.extend(zstd::bulk::compress(&raw, LEVEL).expect("compression into memory does not fail"));
-        out.extend(xxh3_128(&out).to_le_bytes());
-        out
-    }
-
-    /// Decodes [`encode`](Self::encode), bit for bit.
-    ///
-    /// # Errors
-    /// [`Error::Encoding`] if the bytes are damaged.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
-        let refuse = |problem: &str| Error::Encoding { object: "christoffel grid", problem: problem.to_owned() };
-        if bytes.len() < HEADER + 16 || !bytes.starts_with(MAGIC) {
-            return Err(refuse("length or magic number is wrong"));
+    /// Gamma and its derivative with respect to c at (c, l), both of the interpolant.
+    /// `l` lies in or next to these columns, or outside of the grid.
+    pub(crate) fn value(&self, c: f64, l: f64, interpolation: Interpolation) -> (f64, f64) {
+        let rows = self.knots.len();
+        let inside = c.clamp(self.knots[0], self.knots[rows - 1]);
+        let i = self.knots.partition_point(|k| *k <= inside).saturating_sub(1).min(rows - 2);
+        let h = self.knots[i + 1] - self.knots[i];
+        let t = (inside - self.knots[i]) / h;
+        let left = self.left_column(l);
+        let u = self.position(l) - left as f64;
+        let j = left - self.first;
+        let along = |table: &[f64], i: usize| {
+            let at = i * self.count + j;
+            table[at] + u * (table[at + 1] - table[at])
+        };
+        let (a, b) = (along(&self.gamma, i), along(&self.gamma, i + 1));
+        let outside = inside != c;
+        match interpolation {
+            Interpolation::Bilinear => (a + t * (b - a), if outside { 0.0 } else { (b - a) / h }),
+            Interpolation::Hermite => {
+                let (p, q) = (h * along(&self.slope, i), h * along(&self.slope, i + 1));
+                let (cubic, square) = (2.0 * (a - b) + p + q, 3.0 * (b - a) - 2.0 * p - q);
+                let value = a + t * (p + t * (square + t * cubic));
+                let derivative = (p + t * (2.0 * square + 3.0 * t * cubic)) / h;
+                (value, if outside { 0.0 } else { derivative })
+            }
         }
-        let (body, checksum) = bytes.split_at(bytes.len() - 16);
-        if xxh3_128(body).to_le_bytes() != checksum {
-            return Err(refuse("checksum mismatch"));
-        }
-        let word = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("8 bytes")) as usize;
-        let (rows, columns) = (word(24), word(32));
-        if !(2..=MAX_KNOTS).contains(&rows) || !(2..=MAX_KNOTS).contains(&columns) || rows * columns > MAX_VALUES {
-            return Err(refuse("shape is out of range"));
-        }
-        let count = rows + 2 * rows * columns;
-        let raw = zstd::bulk::decompress(&body[HEADER..], 8 * count).map_err(|e| refuse(&e.to_string()))?;
-        if raw.len() != 8 * count {
-            return Err(refuse("number of values differs from the shape"));
-        }
-        let values: Vec<f64> =
-            raw.chunks_exact(8).map(|b| f64::from_bits(u64::from_le_bytes(b.try_into().expect("8 bytes")))).collect();
-        increasing("knots", &values[..rows], 2)?;
-        let (gamma, slope) = values[rows..].split_at(rows * columns);
-        let version = u128::from_le_bytes(body[8..24].try_into().expect("16 bytes"));
-        Ok(Self { version, knots: values[..rows].to_vec(), columns, gamma: gamma.to_vec(), slope: slope.to_vec() })
     }
 }
 
@@ -244,7 +275,7 @@ impl ChristoffelGrid {
 /// this connection: lengths and the invariant of a path need the metric itself.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GridLine<'a> {
-    pub(crate) grid: &'a ChristoffelGrid,
+    pub(crate) columns: &'a GridColumns,
     pub(crate) wavelength: f64,
     pub(crate) interpolation: Interpolation,
 }
@@ -255,7 +286,7 @@ impl Manifold for GridLine<'_> {
     }
 
     fn jet(&self, x: &[f64]) -> TensorJet {
-        let (gamma, slope) = self.grid.value(x[0], self.wavelength, self.interpolation);
+        let (gamma, slope) = self.columns.value(x[0], self.wavelength, self.interpolation);
         let first = 2.0 * gamma;
         TensorJet { g: vec![1.0], first: vec![first], second: vec![2.0 * slope + first * first] }
     }
@@ -264,14 +295,16 @@ impl Manifold for GridLine<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metric::{LinearRootMetric, MetricNetwork};
+    use crate::metric::LinearRootMetric;
 
     #[test]
     fn affine_grids_are_exact_everywhere_and_clamped_outside() {
         let knots = uniform(5);
         let value = |c: f64, l: f64| 1.0 + 2.0 * c + 3.0 * l;
         let gamma: Vec<f64> = knots.iter().flat_map(|&c| uniform(4).into_iter().map(move |l| value(c, l))).collect();
-        let grid = ChristoffelGrid { version: 0, knots, columns: 4, slope: vec![2.0; gamma.len()], gamma };
+        let slope = vec![2.0; gamma.len()];
+        let columns = GridColumns { knots: knots.into(), first: 0, count: 4, total: 4, gamma, slope };
+        let grid = ChristoffelGrid { version: 0, columns };
         for interpolation in [Interpolation::Bilinear, Interpolation::Hermite] {
             for i in 0..100u64 {
                 let draw = |k| 2.0 * Stream::new(1, 1).uniform(2 * i + k) - 1.0;
@@ -296,22 +329,5 @@ mod tests {
         assert!(hermite.rms_error < bilinear.rms_error);
         let spacing = |at: usize| grid.knots()[at + 1] - grid.knots()[at];
         assert!(spacing(0) < spacing(grid.knots().len() / 2), "knots are dense where Gamma bends");
-    }
-
-    #[test]
-    fn encoded_grids_equal_rebuilt_ones_and_stale_or_damaged_ones_are_refused() {
-        let mut metric = MetricNetwork::stress(3);
-        let grid = ChristoffelGrid::build(&metric, 20, 11).unwrap();
-        let bytes = grid.encode();
-        assert_eq!(ChristoffelGrid::decode(&bytes).unwrap(), grid);
-        assert_eq!(ChristoffelGrid::build(&metric, 20, 11).unwrap().encode(), bytes);
-        for at in [0, 9, 30, bytes.len() / 2, bytes.len() - 1] {
-            let mut damaged = bytes.clone();
-            damaged[at] ^= 4;
-            assert!(matches!(ChristoffelGrid::decode(&damaged), Err(Error::Encoding { .. })), "byte {at}");
-        }
-        let weight = &mut metric.parameters_mut()[17];
-        *weight = weight.next_up();
-        assert!(matches!(grid.check_version(&metric), Err(Error::Stale { .. })));
     }
 }

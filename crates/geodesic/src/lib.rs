@@ -2,8 +2,8 @@
 //! following geodesics of a learned one-dimensional metric.
 //!
 //! Decides what a geodesic and its features are, how a (metric, decoder) pair is trained and validated, and what a
-//! report says. It does no I/O, reads no clock and starts no threads: random numbers are functions of (seed, stream,
-//! index), and data come and go as text or bytes.
+//! report says. It reads no clock and starts no threads: random numbers are functions of (seed, stream, index), and data
+//! come and go as text or bytes. It does no I/O, except that a [`GridCache`] reads and writes the files of its folder.
 //!
 //! Invariants:
 //! - A metric is at least 0.1, so every boundary value problem of one dimension has exactly one solution.
@@ -23,6 +23,8 @@ mod flow;
 mod fold;
 mod generate;
 mod grid;
+mod grid_cache;
+mod grid_file;
 mod integrate;
 mod inverse;
 mod latent;
@@ -52,7 +54,9 @@ pub use error::Error;
 pub use figure::{LossPoint, MetricFigure};
 pub use fold::{LeakingResult, Task, TaskResult, leaking_trainer, tasks};
 pub use generate::{Generator, Noise};
-pub use grid::{ChristoffelGrid, GridAccuracy, Interpolation};
+pub use grid::{ChristoffelGrid, GridAccuracy, GridColumns, GridSource, Interpolation};
+pub use grid_cache::GridCache;
+pub use grid_file::{GridFile, ReadAt};
 pub use inverse::{ErrorProfile, Inversion, invert};
 pub use latent::{LATENT_WIDTHS, LatentMetric, LatentModel, LatentPath};
 pub use manifold::{Line, Manifold, Surface, TensorJet};
@@ -64,7 +68,7 @@ pub use network::{HIDDEN_1, HIDDEN_2, Network};
 pub use paths::PathTable;
 pub use quadrature::gauss_legendre;
 pub use report::{BaselineScores, FoldReport, Report};
-pub use settings::{Decoder, Settings};
+pub use settings::{Decoder, Engine, Settings};
 pub use shooting::{BatchedShooting, Shot};
 pub use spectra::{REFERENCE_PPB, Sample, Spectra, reference_nm};
 pub use train::{Axes, Prediction, StepError, Trainer, advance_all};

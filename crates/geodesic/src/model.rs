@@ -1,6 +1,7 @@
 //! One (metric, decoder) pair: predictions, losses and their gradients.
 
 use crate::closed::{FeatureAdjoint, Features, Lattice};
+use crate::engine::{GeodesicBvp, path_features};
 use crate::error::Error;
 use crate::flow::{self, FLOW_INPUTS};
 use crate::metric::MetricNetwork;
@@ -91,8 +92,25 @@ impl Model {
         if self.is_flow() {
             return flow::differences(lattice, &self.metric, &self.decoder, pairs);
         }
-        let features = lattice.features(&self.metric, pairs);
-        let mut out = self.decoder.values(&Self::decoder_inputs(lattice, pairs, &features));
+        self.decoded(lattice, pairs, &lattice.features(&self.metric, pairs))
+    }
+
+    /// What [`differences`](Self::differences) predicts with geodesics from `engine`; not for a flow.
+    ///
+    /// # Errors
+    /// [`Error::NotSolved`] for a geodesic that the engine does not find.
+    pub(crate) fn differences_by(
+        &self,
+        engine: &dyn GeodesicBvp,
+        lattice: &Lattice,
+        pairs: &[(usize, usize)],
+    ) -> Result<Vec<f64>, Error> {
+        let features = path_features(engine, &self.metric, lattice, pairs)?;
+        Ok(self.decoded(lattice, pairs, &features))
+    }
+
+    fn decoded(&self, lattice: &Lattice, pairs: &[(usize, usize)], features: &Features) -> Vec<f64> {
+        let mut out = self.decoder.values(&Self::decoder_inputs(lattice, pairs, features));
         out.iter_mut().zip(&features.displacement).for_each(|(o, k)| *o *= k);
         out
     }

@@ -15,6 +15,18 @@ pub enum Decoder {
     Flow,
 }
 
+/// What solves the geodesics of a prediction. Training uses the closed form, whose gradients are exact and cheap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Engine {
+    /// [`Closed1D`](crate::Closed1D).
+    #[default]
+    ClosedForm,
+    /// [`ShootingEngine`](crate::ShootingEngine).
+    BatchedShooting,
+    /// [`GridEngine`](crate::GridEngine).
+    ChristoffelGrid,
+}
+
 /// How a pair is trained.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
@@ -23,6 +35,8 @@ pub struct Settings {
     pub seed: u64,
     /// What predicts from a path. Default [`Decoder::Slope`]; a step of [`Decoder::Flow`] costs about 10 times as much.
     pub decoder: Decoder,
+    /// What solves the geodesics of predictions, of [`Decoder::Slope`] only. Default [`Engine::ClosedForm`].
+    pub engine: Engine,
     /// Quadrature nodes per interval, 1 to 64. Default 8.
     pub nodes: usize,
     /// Most optimizer steps, 1 to 1,000,000. Default 1,200.
@@ -51,11 +65,23 @@ pub struct Settings {
     pub length: f64,
 }
 
+impl Engine {
+    /// Name of the setting.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ClosedForm => "ClosedForm",
+            Self::BatchedShooting => "BatchedShooting",
+            Self::ChristoffelGrid => "ChristoffelGrid",
+        }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
             seed: 0,
             decoder: Decoder::Slope,
+            engine: Engine::ClosedForm,
             nodes: 8,
             steps: 1_200,
             stride: 8,
@@ -77,8 +103,11 @@ impl Settings {
     /// Refuses values out of range.
     ///
     /// # Errors
-    /// [`Error::Range`] with the name of the field.
+    /// [`Error::Range`] with the name of the field; [`Error::Unsupported`] for a flow with another engine than the closed form.
     pub fn check(&self) -> Result<(), Error> {
+        if self.decoder == Decoder::Flow && self.engine != Engine::ClosedForm {
+            return Err(Error::Unsupported { engine: self.engine.name(), operation: "decoder Flow" });
+        }
         in_range("nodes", self.nodes as f64, 1.0, 64.0, "1 to 64")?;
         in_range("steps", self.steps as f64, 1.0, 1e6, "1 to 1,000,000")?;
         in_range("stride", self.stride as f64, 1.0, 1e3, "1 to 1,000")?;

@@ -6,6 +6,7 @@ mod accelerated;
 mod predict;
 
 pub use accelerated::{StepError, advance_all};
+pub(crate) use predict::GRID_SHOOTING;
 pub use predict::Prediction;
 
 use crate::closed::Lattice;

@@ -5,6 +5,7 @@
 //! page; [`tune`] searches settings that predict better. Nothing here serves requests or knows Kubernetes.
 #![forbid(unsafe_code)]
 
+pub mod gradients;
 pub mod prediction;
 pub mod report;
 pub mod run;

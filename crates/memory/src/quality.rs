@@ -72,14 +72,7 @@ impl QualityVector {
         (ascending && possible && countable).then_some(Self { groups })
     }
 
-    /// Collects groups in any order; empty ones are dropped, equal ones merged.
-    pub fn from_groups(groups: impl IntoIterator<Item = (Group, GroupQuality)>) -> Self {
-        let mut vector = Self::default();
-        vector.assign(groups);
-        vector
-    }
-
-    /// Replaces the content as [`QualityVector::from_groups`], reusing memory.
+    /// Replaces the content by groups in any order, reusing memory; empty ones are dropped, equal ones merged.
     pub fn assign(&mut self, groups: impl IntoIterator<Item = (Group, GroupQuality)>) {
         self.groups.clear();
         for (group, quality) in groups {

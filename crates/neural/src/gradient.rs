@@ -12,7 +12,8 @@ use crate::batch::LabeledBatch;
 use crate::error::BatchError;
 use crate::loss::{Loss, Moments, SampleErrors};
 use crate::model::Model;
-use crate::pass::{RandomStep, Workspace, backward, forward};
+use crate::pass::{RandomStep, Workspace, backward, backward_range, forward};
+use crate::plan::{Op, Plan};
 use crate::precision::Precision;
 use crate::tree::{Node, subtrees};
 
@@ -37,11 +38,35 @@ impl GradientSum {
     /// The gradients have different lengths.
     pub fn add(&mut self, other: &Self) {
         assert_eq!(self.values.len(), other.values.len(), "gradients of different models");
-        let chunks = self.values.par_chunks_mut(ADD_CHUNK).zip(other.values.par_chunks(ADD_CHUNK));
-        chunks.for_each(|(a, b)| a.iter_mut().zip(b).for_each(|(a, b)| *a += b));
+        add_values(&mut self.values, &other.values);
+        self.add_counts(other);
+    }
+
+    fn add_counts(&mut self, other: &Self) {
         self.samples += other.samples;
         self.loss += other.loss;
     }
+}
+
+fn add_values(target: &mut [f32], values: &[f32]) {
+    let chunks = target.par_chunks_mut(ADD_CHUNK).zip(values.par_chunks(ADD_CHUNK));
+    chunks.for_each(|(a, b)| a.iter_mut().zip(b).for_each(|(a, b)| *a += b));
+}
+
+/// Adds the sums of all leaves of a tree to that of the first, in the order of [`BackwardTask::sum`].
+fn add_leaves(sums: &mut [GradientSum], add: &(impl Fn(&mut GradientSum, &GradientSum) + Sync)) {
+    if sums.len() > 1 {
+        let (left, right) = sums.split_at_mut(sums.len() / 2);
+        rayon::join(|| add_leaves(left, add), || add_leaves(right, add));
+        add(&mut left[0], &right[0]);
+    }
+}
+
+/// Returns the first operation of the backward pass of a bucket; operations without parameters belong to the layer after them, those at the start of the
+/// model to the first one.
+fn first_operation(plan: &Plan, bucket: &Range<usize>) -> usize {
+    let is_first = |op: &Op| !op.parameters.is_empty() && op.parameters.start == bucket.start;
+    if bucket.start == 0 { 0 } else { plan.ops.iter().position(is_first).expect("a bucket begins with a layer") }
 }
 
 /// How the rows of a worker's batch belong to the leaves of the global batch.
@@ -184,12 +209,60 @@ impl GradientEngine {
             sums.push((node, task.sum(own)));
             rest = others;
         }
+        (sums, self.samples())
+    }
+
+    /// As [`GradientEngine::backward`] of a local split, with the same bits, bucket by bucket: calls `on_final` with the range of each bucket and its
+    /// sum as soon as the backward pass has left its layers. `buckets` are ranges of parameters that follow each other in
+    /// [`Model::backward_order`] and are cut between layers.
+    ///
+    /// # Panics
+    /// As [`GradientEngine::backward`], or the split is not local, or a bucket does not begin with a layer.
+    pub fn backward_by_bucket(
+        &mut self,
+        model: &Model,
+        data: &LabeledBatch<'_>,
+        loss: &Loss,
+        (moments, scale): (&Moments, f32),
+        buckets: &[Range<usize>],
+        on_final: &mut dyn FnMut(Range<usize>, &[f32]),
+    ) -> (Vec<(Node, GradientSum)>, SampleErrors) {
+        let split = self.split.take().expect("backward follows a forward pass");
+        assert_eq!(split.rows(), data.batch.len(), "backward needs the batch of the forward pass");
+        let nodes = subtrees(split.first..split.first + split.leaves() as u32);
+        assert_eq!(nodes.len(), 1, "a local split is one tree");
+        let task = BackwardTask { model, data, loss, moments, scale, pool: &self.pool };
+        let mut sums: Vec<GradientSum> = self.leaves.par_iter_mut().map(|leaf| task.begin(leaf)).collect();
+        let plan = &model.plan;
+        let mut end = plan.ops.len();
+        for bucket in buckets {
+            let ops = first_operation(plan, bucket)..end;
+            end = ops.start;
+            self.leaves.par_iter_mut().zip(&mut sums).for_each(|(leaf, sum)| {
+                let batch = data.slice(leaf.rows.clone(), plan.outputs).batch;
+                backward_range(plan, &model.parameters, &batch, ops.clone(), &mut leaf.work, &mut sum.values);
+            });
+            add_leaves(&mut sums, &|sum, other| {
+                add_values(&mut sum.values[bucket.clone()], &other.values[bucket.clone()]);
+            });
+            on_final(bucket.clone(), &sums[0].values[bucket.clone()]);
+        }
+        assert_eq!(end, 0, "buckets cover all layers");
+        add_leaves(&mut sums, &GradientSum::add_counts);
+        let mut sums = sums.into_iter();
+        let sum = sums.next().expect("a split has a leaf");
+        sums.for_each(|sum| self.recycle(sum));
+        (vec![(nodes[0], sum)], self.samples())
+    }
+
+    /// Losses and errors of the samples of all leaves.
+    fn samples(&self) -> SampleErrors {
         let mut samples = SampleErrors::default();
         for leaf in &self.leaves {
             samples.losses.extend_from_slice(&leaf.samples.losses);
             samples.errors.extend_from_slice(&leaf.samples.errors);
         }
-        (sums, samples)
+        samples
     }
 
     /// Both halves for a batch that is the whole group's: forward, moments, backward.
@@ -307,6 +380,15 @@ impl BackwardTask<'_> {
     }
 
     fn leaf(&self, leaf: &mut Leaf) -> GradientSum {
+        let mut sum = self.begin(leaf);
+        let plan = &self.model.plan;
+        let batch = self.data.slice(leaf.rows.clone(), plan.outputs).batch;
+        backward(plan, &self.model.parameters, &batch, &mut leaf.work, &mut sum.values);
+        sum
+    }
+
+    /// Computes the loss of a leaf and the gradient of its outputs; returns a sum whose values are not computed.
+    fn begin(&self, leaf: &mut Leaf) -> GradientSum {
         let plan = &self.model.plan;
         let rows = self.data.slice(leaf.rows.clone(), plan.outputs);
         let samples = leaf.rows.len() as u64;
@@ -316,7 +398,6 @@ impl BackwardTask<'_> {
         leaf.work.delta = delta;
         let mut values = self.pool.lock().expect("no thread panics while it holds the lock").pop().unwrap_or_default();
         values.resize(plan.parameter_count, 0.0);
-        backward(plan, &self.model.parameters, &rows.batch, &mut leaf.work, &mut values);
         GradientSum { values, samples, loss }
     }
 }

@@ -1,4 +1,4 @@
-//! Neural networks for data-parallel replay training on the CPU.
+//! Neural networks for data-parallel replay training: the computation on the CPU, and its description for a [`GradientDevice`].
 //!
 //! Decides how a layer list becomes a model ([`ModelSpec`], [`Model`]), how predictions and gradients are computed
 //! ([`GradientEngine`]), what a loss and its per-sample errors are ([`Loss`]), and how parameters change
@@ -13,6 +13,7 @@
 //!   instruction set, whatever the number of threads. Across processor kinds they agree to rounding.
 
 mod batch;
+mod device;
 mod error;
 mod gradient;
 mod layers;
@@ -30,10 +31,14 @@ mod python;
 mod scaler;
 mod schedule;
 mod spec;
+mod staged;
 pub mod tree;
 mod weights;
 
 pub use batch::{Batch, LabeledBatch, Targets};
+pub use device::{
+    DeviceBatch, DeviceEngine, DeviceGradient, DeviceLayer, DeviceNetwork, DeviceOperation, GradientDevice,
+};
 pub use error::{BatchError, SettingError, SpecError, WeightsError};
 pub use gradient::{GradientEngine, GradientSum, LeafSplit};
 pub use loss::{CorrelationSpec, Loss, LossKind, LossSpec, Moments, SampleErrors};
@@ -47,4 +52,5 @@ pub use precision::Precision;
 pub use scaler::{LossScaler, ScalerDecision, ScalerSpec, ScalerState};
 pub use schedule::{CosineSpec, Schedule, ScheduleSpec};
 pub use spec::{Activation, Initializer, LayerNormSpec, LayerSpec, ModelSpec};
+pub use staged::{StageGradient, StageLink, StageMessage, StagedEngine, StagedError};
 pub use weights::Coverage;

@@ -154,6 +154,11 @@ impl Loss {
         self.correlation.is_some()
     }
 
+    /// The per-sample loss, and where `Huber` turns linear.
+    pub(crate) fn settings(&self) -> (LossKind, f32) {
+        (self.kind, self.delta)
+    }
+
     /// Value of the correlation penalty for the moments of the global batch; 0 without one.
     pub fn penalty(&self, moments: &Moments) -> f64 {
         self.correlation

@@ -1,5 +1,7 @@
 //! A model: a plan and its parameters in one flat buffer.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use crate::batch::Batch;
@@ -72,6 +74,12 @@ impl Model {
     /// Names, shapes and places of the parameter tensors, in ascending order of their place.
     pub fn views(&self) -> &[View] {
         &self.plan.views
+    }
+
+    /// Places of the parameters of each layer that has some, in the order in which the backward pass completes their gradients: from the last layer to
+    /// the first.
+    pub fn backward_order(&self) -> Vec<Range<usize>> {
+        self.plan.ops.iter().rev().map(|op| op.parameters.clone()).filter(|it| !it.is_empty()).collect()
     }
 
     /// The tensor with this name.

@@ -163,6 +163,44 @@ impl Optimizer {
         }
     }
 
+    /// Makes the step of AdamW whose mean of gradients is `factor * sum`, for the parameters that are not frozen. The means of squares are those of the
+    /// first `frozen_at` steps.
+    ///
+    /// # Panics
+    /// `parameters` or `sum` has another length than the model, or this is not AdamW.
+    pub fn step_to_mean(
+        &mut self,
+        parameters: &mut [f32],
+        (sum, factor): (&[f32], f32),
+        views: &[View],
+        frozen_at: u64,
+        rate: f32,
+    ) {
+        assert_eq!(parameters.len(), sum.len(), "means of another model");
+        let OptimizerSpec::AdamW { beta1, beta2, epsilon, weight_decay } = self.spec else {
+            panic!("SGD has no mean of gradients");
+        };
+        self.steps += 1;
+        let adam = AdamStep {
+            root: root(beta2, frozen_at),
+            ..AdamStep::new(self.steps, beta1, beta2, epsilon, weight_decay, rate, factor)
+        };
+        for range in trained(views) {
+            let chunks = parameters[range.clone()].par_chunks_mut(CHUNK).zip(sum[range.clone()].par_chunks(CHUNK));
+            let first = self.first[range.clone()].par_chunks_mut(CHUNK);
+            let second = self.second[range].par_chunks(CHUNK);
+            chunks.zip(first).zip(second).for_each(|(((p, sum), m), v)| adam.apply_mean(p, sum, m, v));
+        }
+    }
+
+    /// Returns the denominators of AdamW's update after `steps` steps, and 0 where all gradients were 0; nothing of SGD.
+    pub fn denominators(&self, steps: u64) -> Vec<f32> {
+        let OptimizerSpec::AdamW { beta2, epsilon, .. } = self.spec else { return Vec::new() };
+        let root = root(beta2, steps);
+        let denominator = |square: &f32| if *square > 0.0 { square.sqrt() * root + epsilon } else { 0.0 };
+        self.second.iter().map(denominator).collect()
+    }
+
     fn update(&mut self, parameters: &mut [f32], sum: &[f32], start: usize, factor: f32, rate: f32) {
         let end = start + parameters.len();
         let chunks = parameters.par_chunks_mut(CHUNK).zip(sum.par_chunks(CHUNK));
@@ -214,7 +252,7 @@ impl AdamStep {
             square_keep: b2 as f32,
             square_share: (1.0 - b2) as f32,
             size: (rate / (1.0 - b1.powi(exponent))) as f32,
-            root: (1.0 / (1.0 - b2.powi(exponent)).sqrt()) as f32,
+            root: root(beta2, steps),
             epsilon,
         }
     }
@@ -227,6 +265,19 @@ impl AdamStep {
             *p = *p * self.keep - self.size * *m / (v.sqrt() * self.root + self.epsilon);
         }
     }
+
+    fn apply_mean(&self, parameters: &mut [f32], sum: &[f32], mean: &mut [f32], square: &[f32]) {
+        for (((p, sum), m), v) in parameters.iter_mut().zip(sum).zip(mean).zip(square) {
+            *m = sum * self.factor;
+            *p = *p * self.keep - self.size * *m / (v.sqrt() * self.root + self.epsilon);
+        }
+    }
+}
+
+/// Bias correction of the root of the mean of squares after so many steps.
+fn root(beta2: f32, steps: u64) -> f32 {
+    let exponent = i32::try_from(steps).unwrap_or(i32::MAX);
+    (1.0 / (1.0 - decimal(beta2).powi(exponent)).sqrt()) as f32
 }
 
 /// The f64 nearest to the shortest decimal of an f32, so that 0.9 means 0.9 as in Python, not 0.899999976.

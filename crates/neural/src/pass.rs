@@ -1,7 +1,7 @@
 //! Forward and backward over a plan for the rows of one leaf.
 
 use crate::batch::{Batch, Input};
-use crate::layers::{activation, attention, bag, dense, dropout, norm};
+use crate::layers::{activation, attention, bag, dense, dropout, norm, tropical};
 use crate::matrix::add;
 use crate::plan::{Op, OpKind, Plan, Slot};
 use crate::precision::Precision;
@@ -10,6 +10,15 @@ use std::ops::Range;
 use std::time::Instant;
 
 pub use crate::layers::dropout::RandomStep;
+
+/// What the forward pass of an operation keeps for its backward pass.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Dropout masks, or statistics of layer normalization.
+    values: Vec<f32>,
+    /// Winners of tropical layers.
+    winners: Vec<u32>,
+}
 
 /// Buffers of a pass. They grow to the largest leaf and are reused.
 #[derive(Debug, Default)]
@@ -22,8 +31,8 @@ pub(crate) struct Workspace {
     parked: Vec<Vec<u16>>,
     /// Buffers to be reused for the next unparked slot.
     spare: Vec<Vec<f32>>,
-    /// Dropout masks and normalization statistics, per operation.
-    kept: Vec<Vec<f32>>,
+    /// Per operation.
+    kept: Vec<Kept>,
     attention: attention::State,
     /// Gradient with respect to the current buffer.
     pub(crate) delta: Vec<f32>,
@@ -38,7 +47,7 @@ impl Workspace {
         self.rows = rows;
         self.slots.resize_with(plan.widths.len(), Vec::new);
         self.parked.resize_with(plan.widths.len(), Vec::new);
-        self.kept.resize_with(plan.ops.len(), Vec::new);
+        self.kept.resize_with(plan.ops.len(), Kept::default);
         if let Some(seconds) = &mut self.seconds {
             seconds.resize(plan.ops.len(), 0.0);
         }
@@ -66,6 +75,44 @@ impl Workspace {
         let full: usize = self.slots.iter().map(Vec::len).sum();
         let half: usize = self.parked.iter().map(Vec::len).sum();
         4 * full + 2 * half
+    }
+
+    /// Appends the buffers `slots` to a message for the next stage.
+    pub(crate) fn export(&self, slots: &[Slot], message: &mut Vec<f32>) {
+        slots.iter().for_each(|slot| message.extend_from_slice(&self.slots[*slot]));
+    }
+
+    /// Fills the buffers `slots` for a forward pass of `rows` rows from the message of the stage before.
+    pub(crate) fn import(&mut self, plan: &Plan, slots: &[Slot], rows: usize, mut message: &[f32]) {
+        self.prepare(plan, rows);
+        for &slot in slots {
+            let (values, rest) = message.split_at(rows * plan.widths[slot]);
+            if self.slots[slot].capacity() == 0 {
+                self.slots[slot] = self.spare.pop().unwrap_or_default();
+            }
+            self.slots[slot].clear();
+            self.slots[slot].extend_from_slice(values);
+            message = rest;
+        }
+    }
+
+    /// Appends the gradient of the current buffer, and those kept for residual blocks, to a message for the stage before.
+    pub(crate) fn export_gradients(&mut self, message: &mut Vec<f32>) {
+        message.extend_from_slice(&self.delta);
+        self.skips.drain(..).for_each(|skip| message.extend_from_slice(&skip));
+    }
+
+    /// Takes the gradient of the current buffer of so many values per row, and those of residual blocks, from the message of the stage after.
+    pub(crate) fn import_gradients(&mut self, width: usize, skips: &[usize], message: &[f32]) {
+        let (delta, mut rest) = message.split_at(self.rows * width);
+        self.delta.clear();
+        self.delta.extend_from_slice(delta);
+        self.skips.clear();
+        for width in skips {
+            let (skip, after) = rest.split_at(self.rows * width);
+            self.skips.push(skip.to_vec());
+            rest = after;
+        }
     }
 
     fn values<'a>(&'a self, slot: Slot, batch: &Batch<'a>) -> &'a [f32] {
@@ -153,7 +200,7 @@ fn forward_op(
     random: Option<RandomStep>,
     work: &mut Workspace,
     output: &mut [f32],
-    kept: &mut Vec<f32>,
+    kept: &mut Kept,
 ) {
     let in_place = op.input == op.output;
     match &op.kind {
@@ -170,16 +217,20 @@ fn forward_op(
             let input = work.values(op.input, batch);
             match random {
                 Some(random) => {
-                    kept.resize(output.len(), 0.0);
-                    dropout::fill_mask(*probability, *layer, random, batch, op.width, kept);
-                    dropout::apply(input, kept, output);
+                    let mask = &mut kept.values;
+                    mask.resize(output.len(), 0.0);
+                    dropout::fill_mask(*probability, *layer, random, batch, op.width, mask);
+                    dropout::apply(input, mask, output);
                 }
                 None => output.copy_from_slice(input),
             }
         }
         OpKind::LayerNorm(shape) => {
-            kept.resize(2 * batch.rows, 0.0);
-            norm::forward(shape, parameters, work.values(op.input, batch), output, kept);
+            kept.values.resize(2 * batch.rows, 0.0);
+            norm::forward(shape, parameters, work.values(op.input, batch), output, &mut kept.values);
+        }
+        OpKind::Tropical(shape) => {
+            tropical::forward(shape, parameters, work.values(op.input, batch), output, &mut kept.winners);
         }
         OpKind::Fork => {}
         OpKind::Add { skip } => {
@@ -220,7 +271,7 @@ pub(crate) fn backward_range(
         gradient[op.parameters.clone()].fill(0.0);
     }
     // No layer below the first one that trains needs a gradient.
-    let Some(first) = plan.ops.iter().position(Op::trains) else { return };
+    let Some(first) = plan.first_trained() else { return };
     let precision = work.precision;
     if ops.end == plan.ops.len() {
         precision.round(&mut work.delta);
@@ -265,14 +316,25 @@ fn backward_op(
             let slot = if *kind == Activation::Gelu { op.input } else { op.output };
             activation::backward(*kind, work.values(slot, batch), &mut delta);
         }
-        OpKind::Dropout { .. } => dropout::backward(&work.kept[index], &mut delta),
+        OpKind::Dropout { .. } => dropout::backward(&work.kept[index].values, &mut delta),
         OpKind::LayerNorm(shape) => {
-            let (input, statistics) = (work.values(op.input, batch), &work.kept[index]);
+            let (input, statistics) = (work.values(op.input, batch), &work.kept[index].values);
             if op.trains() {
                 norm::backward_parameters(shape, input, statistics, &delta, gradient);
             }
             if want_input {
                 norm::backward_input(shape, parameters, input, statistics, &mut delta);
+            }
+        }
+        OpKind::Tropical(shape) => {
+            if op.trains() {
+                tropical::backward_parameters(shape, &work.kept[index].winners, &delta, gradient);
+            }
+            if want_input {
+                let mut other = std::mem::take(&mut work.other);
+                other.resize(work.rows * shape.inputs, 0.0);
+                tropical::backward_input(shape, &work.kept[index].winners, &delta, &mut other);
+                work.other = std::mem::replace(&mut delta, other);
             }
         }
         OpKind::Add { .. } => work.skips.push(delta.clone()),

@@ -20,11 +20,16 @@ pub fn philox(key: u64, counter: [u32; 4]) -> [u32; 4] {
     c
 }
 
+/// Key of the dropout streams of a seed; that of a layer is this xor its number.
+pub(crate) fn dropout_key(seed: u64) -> u64 {
+    seed ^ DOMAIN
+}
+
 /// Four words of the dropout stream: units `4 * block` to `4 * block + 3` of `layer` for one sample of one step.
 ///
 /// `sample` is the position in the global batch, so the words are the same for any split of the batch.
 pub(crate) fn dropout_words(seed: u64, step: u64, layer: u16, sample: u32, block: u32) -> [u32; 4] {
-    let key = seed ^ DOMAIN ^ u64::from(layer);
+    let key = dropout_key(seed) ^ u64::from(layer);
     philox(key, [block, sample, step as u32, (step >> 32) as u32])
 }
 

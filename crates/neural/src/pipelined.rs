@@ -100,7 +100,7 @@ impl PipelinedEngine {
     /// There are more stages than operations, or a number is 0.
     pub fn new(model: &Model, parallelism: Parallelism, precision: Precision) -> Self {
         assert!(parallelism.data > 0, "at least one pipeline");
-        let costs: Vec<f64> = model.plan.ops.iter().map(|op| estimate(&op.kind, op.width)).collect();
+        let costs = estimates(&model.plan);
         let threads = parallelism.data * parallelism.pipeline;
         Self {
             parallelism,
@@ -234,6 +234,11 @@ impl PipelinedEngine {
     }
 }
 
+/// Multiplications of each operation per row, forward and backward.
+pub(crate) fn estimates(plan: &Plan) -> Vec<f64> {
+    plan.ops.iter().map(|op| estimate(&op.kind, op.width)).collect()
+}
+
 /// Multiplications of an operation per row, forward and backward.
 fn estimate(kind: &OpKind, width: usize) -> f64 {
     /// Features of a sample, where their number is not known.
@@ -241,6 +246,8 @@ fn estimate(kind: &OpKind, width: usize) -> f64 {
     let width = width as f64;
     match kind {
         OpKind::Dense(shape) => 3.0 * shape.inputs as f64 * shape.outputs as f64,
+        // One addition and one comparison per edge forward, one addition per output backward.
+        OpKind::Tropical(shape) => (2.0 * shape.inputs as f64 + 2.0) * shape.outputs as f64,
         OpKind::FeatureBag(_) => 2.0 * FEATURES * width,
         OpKind::FeatureAttention(_) => 3.0 * FEATURES * width * (4.0 * width + FEATURES),
         OpKind::Fork => 0.0,
@@ -249,14 +256,14 @@ fn estimate(kind: &OpKind, width: usize) -> f64 {
 }
 
 /// Range of the parameters of the operations `ops`.
-fn parameters(plan: &Plan, ops: &Range<usize>) -> Range<usize> {
+pub(crate) fn parameters(plan: &Plan, ops: &Range<usize>) -> Range<usize> {
     let mut own = plan.ops[ops.clone()].iter().map(|op| op.parameters.clone()).filter(|it| !it.is_empty());
     let Some(first) = own.next() else { return 0..0 };
     first.start..own.next_back().map_or(first.end, |last| last.end)
 }
 
 /// Appends a sum to those of the leaves before it: a right child is added to its left sibling.
-fn push<T>(sums: &mut Vec<(Node, T)>, mut node: Node, mut sum: T, mut add: impl FnMut(&mut T, T)) {
+pub(crate) fn push<T>(sums: &mut Vec<(Node, T)>, mut node: Node, mut sum: T, mut add: impl FnMut(&mut T, T)) {
     while node.index % 2 == 1 && sums.last().is_some_and(|(top, _)| top.level == node.level) {
         let (_, mut left) = sums.pop().expect("the condition checked it");
         add(&mut left, sum);
@@ -393,7 +400,7 @@ mod tests {
                 first,
                 { "dropout": 0.2 },
                 { "residual": [{ "dense": 16, "activation": "Gelu" }, { "layerNorm": {} }, { "dense": 16 }] },
-                { "dense": 8, "activation": "Tanh" },
+                { "tropical": 8, "activation": "Tanh" },
                 { "dense": 1 },
             ],
         }))

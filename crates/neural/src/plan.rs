@@ -49,6 +49,15 @@ pub(crate) struct BagShape {
     pub(crate) bias: Option<Range<usize>>,
 }
 
+/// Sizes and parameter places of a tropical layer: weight `inputs x outputs`, bias `outputs`.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct TropicalShape {
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    pub(crate) weight: Range<usize>,
+    pub(crate) bias: Option<Range<usize>>,
+}
+
 /// Parameter places of layer normalization.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NormShape {
@@ -89,6 +98,7 @@ pub(crate) enum OpKind {
     },
     FeatureBag(BagShape),
     FeatureAttention(Box<AttentionShape>),
+    Tropical(TropicalShape),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -136,9 +146,47 @@ pub(crate) struct Plan {
     pub(crate) parameter_count: usize,
 }
 
+impl Plan {
+    /// First operation that trains; those before need no gradient.
+    pub(crate) fn first_trained(&self) -> Option<usize> {
+        self.ops.iter().position(Op::trains)
+    }
+
+    /// Buffers that operations before `cut` write and operations from it on read, in ascending order.
+    pub(crate) fn live(&self, cut: usize) -> Vec<Slot> {
+        let (before, after) = self.ops.split_at(cut);
+        let is_read = |slot: Slot| {
+            after.iter().any(|op| op.input == slot || matches!(op.kind, OpKind::Add { skip } if skip == slot))
+        };
+        let mut slots: Vec<Slot> = before.iter().map(|op| op.output).filter(|slot| *slot != 0).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots.retain(|slot| is_read(*slot));
+        slots
+    }
+
+    /// Widths of the gradients that the backward pass keeps at `cut` for residual blocks around it, in the order in which it met them.
+    pub(crate) fn open_skips(&self, cut: usize) -> Vec<usize> {
+        let (mut inner, mut widths) = (0usize, Vec::new());
+        for op in &self.ops[cut..] {
+            match op.kind {
+                OpKind::Fork => inner += 1,
+                OpKind::Add { .. } if inner > 0 => inner -= 1,
+                OpKind::Add { .. } => widths.push(op.width),
+                _ => {}
+            }
+        }
+        widths.reverse();
+        widths
+    }
+}
+
 /// Largest number of parameters: 8 GiB in f32. A specification comes from a user, so it is checked before memory is
 /// allocated for it.
 const MAX_PARAMETERS: usize = 1 << 31;
+
+/// Initial bias of tropical layers, below most edges: a bias that wins everywhere would leave its output without gradients.
+const TROPICAL_BIAS: f32 = -1.0;
 
 struct Compiler {
     plan: Plan,
@@ -237,6 +285,7 @@ impl Compiler {
             Layer::Residual(body) => self.residual(at, &body)?,
             Layer::FeatureBag { width, bias, initializer } => self.bag(at, width, bias, initializer),
             Layer::FeatureAttention { width, heads, initializer } => self.attention(at, width, heads, initializer),
+            Layer::Tropical { outputs, bias, initializer } => self.tropical(at, outputs, bias, initializer),
         }
         Ok(())
     }
@@ -272,6 +321,16 @@ impl Compiler {
         let bias = bias.then(|| self.tensor(format!("{}.bias", path(at)), vec![outputs], Fill::Constant(0.0)));
         let all = weight.start..bias.as_ref().map_or(weight.end, |b| b.end);
         self.push(OpKind::Dense(DenseShape { inputs, outputs, weight, bias }), outputs, all);
+    }
+
+    fn tropical(&mut self, at: &str, outputs: usize, bias: bool, initializer: Initializer) {
+        let inputs = self.width;
+        let fill = Fill::Uniform { initializer, inputs, outputs };
+        let weight = self.tensor(format!("{}.weight", path(at)), vec![inputs, outputs], fill);
+        let fill = Fill::Constant(TROPICAL_BIAS);
+        let bias = bias.then(|| self.tensor(format!("{}.bias", path(at)), vec![outputs], fill));
+        let all = weight.start..bias.as_ref().map_or(weight.end, |b| b.end);
+        self.push(OpKind::Tropical(TropicalShape { inputs, outputs, weight, bias }), outputs, all);
     }
 
     fn activation(&mut self, activation: Activation) {

@@ -33,6 +33,19 @@ class Dense(nn.Linear):
         return self.activation(super().forward(x))
 
 
+class Tropical(Activated):
+    """Max-plus layer: y[j] = max(max over i of (x[i] + weight[i, j]), bias[j]). Only the winner receives a gradient."""
+
+    def __init__(self, inputs, outputs, bias=True, activation=None):
+        super().__init__(activation)
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    def forward(self, x):
+        y = (x.unsqueeze(-1) + self.weight).max(dim=-2).values
+        return self.activation(y if self.bias is None else torch.where(self.bias > y, self.bias, y))
+
+
 class Residual(nn.Module):
     """x + layers(x)."""
 
@@ -143,6 +156,10 @@ fn layers(text: &mut String, list: &[LayerSpec], width: &mut usize, indent: usiz
         match layer {
             Layer::Dense { outputs, bias, .. } => {
                 line(format!("Dense({inputs}, {outputs}, bias={}{activation})", boolean(bias)));
+                *width = outputs;
+            }
+            Layer::Tropical { outputs, bias, .. } => {
+                line(format!("Tropical({inputs}, {outputs}, bias={}{activation})", boolean(bias)));
                 *width = outputs;
             }
             Layer::Activation(a) => line(function(a).to_owned()),

@@ -45,7 +45,11 @@ pub struct LayerSpec {
     /// Multi-head attention over the embeddings, of this width, of a sample's features. Must be the first layer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub feature_attention: Option<usize>,
-    /// Activation: alone, or applied to the outputs of `dense`, `featureBag` or `featureAttention`.
+    /// Tropical (max-plus) layer with this many outputs: `y[j] = max(max over i of (x[i] + weight[i][j]), bias[j])`. Only the winner of each output
+    /// receives a gradient.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tropical: Option<usize>,
+    /// Activation: alone, or applied to the outputs of `dense`, `tropical`, `featureBag` or `featureAttention`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation: Option<Activation>,
     /// Number of inputs. Optional: it is known from the layer below and checked where it is given.
@@ -54,7 +58,7 @@ pub struct LayerSpec {
     /// Heads of `featureAttention`, a divisor of its width. Default 8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub heads: Option<usize>,
-    /// Whether `dense` or `featureBag` has a bias. Default true.
+    /// Whether `dense`, `tropical` or `featureBag` has a bias. Default true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bias: Option<bool>,
     /// Distribution of the initial weights. Default `GlorotUniform`.
@@ -92,7 +96,7 @@ pub enum Activation {
     Sigmoid,
 }
 
-/// Distribution of initial weights. Biases start at 0.
+/// Distribution of initial weights. Biases start at 0, those of tropical layers at -1: a bias that wins everywhere would leave its output without gradients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Initializer {
     /// Uniform in `+-sqrt(6 / (inputs + outputs))` (Glorot and Bengio, 2010).
@@ -112,9 +116,10 @@ pub(crate) enum Layer {
     Residual(Vec<LayerSpec>),
     FeatureBag { width: usize, bias: bool, initializer: Initializer },
     FeatureAttention { width: usize, heads: usize, initializer: Initializer },
+    Tropical { outputs: usize, bias: bool, initializer: Initializer },
 }
 
-const KINDS: &str = "dense, dropout, layerNorm, residual, featureBag, featureAttention, activation";
+const KINDS: &str = "dense, dropout, layerNorm, residual, featureBag, featureAttention, tropical, activation";
 
 /// Largest width of a layer: 2^20 values, so that sizes in bytes cannot overflow.
 const MAX_WIDTH: usize = 1 << 20;
@@ -129,12 +134,13 @@ impl Layer {
             Self::Residual(_) => "residual",
             Self::FeatureBag { .. } => "featureBag",
             Self::FeatureAttention { .. } => "featureAttention",
+            Self::Tropical { .. } => "tropical",
         }
     }
 
     fn allows(&self, option: &str) -> bool {
         match self {
-            Self::Dense { .. } | Self::FeatureBag { .. } => option != "heads",
+            Self::Dense { .. } | Self::Tropical { .. } | Self::FeatureBag { .. } => option != "heads",
             Self::FeatureAttention { .. } => option != "bias",
             Self::Norm { .. } => matches!(option, "inputs" | "frozen"),
             Self::Residual(_) | Self::Dropout { .. } | Self::Activation(_) => option == "inputs",
@@ -165,6 +171,7 @@ impl LayerSpec {
             ("residual", self.residual.is_some()),
             ("featureBag", self.feature_bag.is_some()),
             ("featureAttention", self.feature_attention.is_some()),
+            ("tropical", self.tropical.is_some()),
         ]
         .into_iter()
         .filter_map(|(name, set)| set.then_some(name))
@@ -184,6 +191,8 @@ impl LayerSpec {
             Layer::Norm { epsilon: norm.epsilon }
         } else if let Some(body) = &self.residual {
             Layer::Residual(body.clone())
+        } else if let Some(outputs) = self.tropical {
+            Layer::Tropical { outputs, bias, initializer }
         } else if let Some(width) = self.feature_bag {
             Layer::FeatureBag { width, bias, initializer }
         } else {
@@ -216,6 +225,7 @@ fn check_ranges(layer: &Layer, at: &str) -> Result<(), SpecError> {
     };
     match layer {
         Layer::Dense { outputs: width, .. }
+        | Layer::Tropical { outputs: width, .. }
         | Layer::FeatureBag { width, .. }
         | Layer::FeatureAttention { width, .. } => {
             range((1..=MAX_WIDTH).contains(width), layer.kind(), width.to_string(), "1 to 1048576")?;

@@ -79,7 +79,7 @@ fn check(case: &LayerCase) {
 #[test]
 fn layers_and_losses_agree_with_pytorch() {
     let cases: Vec<LayerCase> = serde_json::from_str(include_str!("golden/layers.json")).unwrap();
-    assert_eq!(cases.len(), 7);
+    assert_eq!(cases.len(), 8);
     cases.iter().for_each(check);
 }
 

@@ -110,6 +110,72 @@ fn gradients_of_feature_layers_agree_with_finite_differences() {
     }
 }
 
+/// Smallest distance between the largest and the second largest edge, or bias, of an output of a tropical layer.
+fn margin(x: &[f32], weight: &[f32], bias: &[f32]) -> f32 {
+    let outputs = bias.len();
+    let gap = |output: usize| {
+        let edges = x.iter().enumerate().map(|(input, x)| x + weight[input * outputs + output]);
+        let mut edges: Vec<f32> = edges.chain([bias[output]]).collect();
+        edges.sort_by(|a, b| b.total_cmp(a));
+        edges[0] - edges[1]
+    };
+    (0..outputs).map(gap).fold(f32::INFINITY, f32::min)
+}
+
+#[test]
+fn gradients_of_tropical_layers_agree_with_finite_differences_away_from_ties() {
+    let (candidates, targets) = (noise(2_000 * 5, 1), noise(12 * 2, 2));
+    for (below, above) in [("", ""), ("{ dense: 4, activation: Tanh },", "{ activation: Tanh },")] {
+        let prefix = usize::from(!below.is_empty());
+        let mut model = model(&format!("{{ inputs: 5, layers: [{below} {{ tropical: 3 }}, {above} {{ dense: 2 }}] }}"));
+        let tropical = format!("layers.{prefix}");
+        // Biases that win for some of the rows.
+        let bias = model.views().iter().find(|view| view.name == format!("{tropical}.bias")).unwrap().range.clone();
+        model.parameters_mut()[bias].iter_mut().for_each(|bias| *bias += 1.6);
+        let tensor = |name: &str| model.tensor(&format!("{tropical}.{name}")).unwrap();
+        let (weight, bias) = (tensor("weight"), tensor("bias"));
+        // A step moves an input of the layer by less than 0.1, and an edge or a bias by less than 0.02 more.
+        let is_apart = |row: &&[f32]| match (model.tensor("layers.0.weight"), model.tensor("layers.0.bias")) {
+            (Some(dense), Some(offsets)) if prefix == 1 => {
+                let sum = |(w, b): (&[f32], &f32)| (b + w.iter().zip(*row).map(|(w, x)| w * x).sum::<f32>()).tanh();
+                let x: Vec<f32> = dense.chunks_exact(5).zip(offsets).map(sum).collect();
+                margin(&x, weight, bias) > 0.26
+            }
+            _ => margin(row, weight, bias) > 0.05,
+        };
+        let rows: Vec<f32> = candidates.chunks_exact(5).filter(is_apart).take(12).flatten().copied().collect();
+        let batch = Batch::rows(&rows, 12, 5).unwrap();
+        let data = LabeledBatch { batch, targets: Targets::Values(&targets), weights: None };
+        assert_finite_differences(&format!("{below} tropical"), &model, &data, &MSE);
+    }
+}
+
+#[test]
+fn tropical_layer_learns_the_largest_of_shifted_inputs_which_a_linear_model_cannot() {
+    let rows = noise(512 * 6, 1);
+    let shifts = noise(6, 2);
+    let largest = |row: &[f32]| row.iter().zip(&shifts).map(|(x, shift)| x + shift).fold(f32::NEG_INFINITY, f32::max);
+    let targets: Vec<f32> = rows.chunks_exact(6).map(largest).collect();
+    let data =
+        LabeledBatch { batch: Batch::rows(&rows, 512, 6).unwrap(), targets: Targets::Values(&targets), weights: None };
+    let train = |first: &str| {
+        let mut model = model(&format!("{{ inputs: 6, layers: [{first} {{ dense: 1 }}] }}"));
+        let (mut engine, loss) = (GradientEngine::new(), Loss::new(&MSE, 1).unwrap());
+        let mut optimizer = Optimizer::new(OptimizerSpec::default(), model.parameter_count()).unwrap();
+        let mut error = f64::INFINITY;
+        for _ in 0..400 {
+            let (sum, ..) = engine.gradient(&model, &data, &loss, 2, RANDOM, 1.0).unwrap();
+            error = sum.loss / sum.samples as f64;
+            let views = model.views().to_vec();
+            optimizer.step(model.parameters_mut(), &sum.values, &views, 1.0 / sum.samples as f32, 0.02);
+            engine.recycle(sum);
+        }
+        error
+    };
+    let (linear, tropical) = (train(""), train("{ tropical: 4 },"));
+    assert!(tropical < 0.1 * linear, "squared error {tropical} with a tropical layer, {linear} without");
+}
+
 #[test]
 fn reference_metamodel_has_432641_parameters_with_each_replacement_of_its_attention() {
     let tail = "{ dropout: 0.2 }, { dense: 128, activation: Relu }, { dropout: 0.2 }, { dense: 64, activation: Relu }, \
@@ -402,6 +468,8 @@ fn invalid_models_are_refused_with_the_layer_and_both_dimensions() {
         ("inputs: 3\nlayers: [{ frozen: true }]", "layer 0: names no layer, exactly one of"),
         ("inputs: 3\nlayers: [{ dropout: 1.0 }]", "layer 0: dropout is 1, allowed: 0 to 1 exclusive"),
         ("inputs: 3\nlayers: [{ dense: 1, heads: 2 }]", "layer 0: heads does not apply to dense"),
+        ("inputs: 3\nlayers: [{ tropical: 1, heads: 2 }]", "layer 0: heads does not apply to tropical"),
+        ("inputs: 3\nlayers: [{ dense: 2 }, { tropical: 0 }]", "layer 1: tropical is 0, allowed: 1 to 1048576"),
         ("inputs: 3\nlayers: [{ dense: 4 }, { featureBag: 2 }]", "layer 1: featureBag reads feature indices and"),
         ("inputs: 3\nlayers: [{ featureAttention: 12 }]", "layer 0: width 12 is not a multiple of heads 8"),
         ("inputs: 3\nlayers: [{ layerNorm: { epsilon: 0 } }]", "layer 0: epsilon is 0, allowed: a positive number"),
@@ -470,4 +538,54 @@ fn training_the_model_lowers_the_loss_and_keeps_the_outputs_apart() {
     }
     assert!(last.correlation() > 0.97, "correlation {}", last.correlation());
     assert!(last.spread_ratio().unwrap() > 0.9, "spread {:?}", last.spread_ratio());
+}
+
+#[test]
+fn layers_announce_their_gradients_from_the_last_to_the_first_with_their_final_bits() {
+    let (rows, targets) = (noise(30 * 5, 1), noise(30, 2));
+    let (offsets, indices) = samples(30, 5);
+    let body = "{ dense: 7, activation: Gelu }, { dropout: 0.3 }, \
+                { residual: [{ dense: 7, activation: Tanh }, { layerNorm: {} }] }, { tropical: 6 }, { dense: 1 }, \
+                { activation: Sigmoid }";
+    let firsts =
+        ["", "{ layerNorm: {} },", "{ featureBag: 6, activation: Relu },", "{ featureAttention: 6, heads: 2 },"];
+    for (first, frozen) in firsts.iter().flat_map(|first| [(first, None), (first, Some("layers.0"))]) {
+        let mut model = model(&format!("{{ inputs: 5, layers: [{first} {body}] }}"));
+        frozen.iter().for_each(|path| assert!(model.set_frozen(path, true) > 0));
+        let batch = if model.reads_features() {
+            Batch::features(&offsets, &indices).unwrap()
+        } else {
+            Batch::rows(&rows, 30, 5).unwrap()
+        };
+        let data = LabeledBatch { batch, targets: Targets::Values(&targets), weights: None };
+        let loss = Loss::new(&MSE, 1).unwrap();
+        let layers = model.backward_order();
+        let pairs = layers.chunks(2).map(|pair| pair[pair.len() - 1].start..pair[0].end).collect();
+        let all = 0..model.parameter_count();
+        for (precision, buckets) in [Precision::F32, Precision::Bf16].into_iter().flat_map(|precision| {
+            [(precision, layers.clone()), (precision, Vec::clone(&pairs)), (precision, vec![all.clone()])]
+        }) {
+            let split = LeafSplit::local(30, 4);
+            let mut engine = GradientEngine::with_precision(precision);
+            engine.forward(&model, &data, &loss, &split, RANDOM).unwrap();
+            let whole = engine.backward(&model, &data, &loss, &Moments::default(), 3.0);
+            // Buffers of the last pass are used again: none of its values may remain.
+            engine.recycle(GradientSum { values: noise(model.parameter_count(), 4), ..GradientSum::default() });
+            engine.forward(&model, &data, &loss, &split, RANDOM).unwrap();
+            let mut announced = Vec::new();
+            let scaled = (&Moments::default(), 3.0);
+            let by_bucket = engine.backward_by_bucket(&model, &data, &loss, scaled, &buckets, &mut |range, values| {
+                announced.push((range, values.to_vec()));
+            });
+            let ranges: Vec<_> = announced.iter().map(|(range, _)| range.clone()).collect();
+            assert_eq!(ranges, buckets, "{first}");
+            assert!(ranges.iter().zip(&ranges[1..]).all(|(later, earlier)| earlier.end == later.start));
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+            for (range, values) in &announced {
+                assert_eq!(bits(values), bits(&whole.0[0].1.values[range.clone()]), "{first}: {range:?}");
+            }
+            assert_eq!(bits(&by_bucket.0[0].1.values), bits(&whole.0[0].1.values), "{first}");
+            assert_eq!(by_bucket, whole, "{first}");
+        }
+    }
 }

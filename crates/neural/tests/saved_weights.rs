@@ -24,6 +24,13 @@ layers:
 const BAG: &str = "{ inputs: 12, layers: [{ featureBag: 8, activation: Relu }, { dense: 2 }] }";
 const ATTENTION: &str =
     "{ inputs: 12, layers: [{ featureAttention: 8, heads: 4 }, { layerNorm: {} }, { dense: 2, activation: Tanh }] }";
+const TROPICAL: &str = "
+inputs: 6
+layers:
+  - { tropical: 8 }
+  - { residual: [{ tropical: 8, bias: false, activation: Tanh }] }
+  - { dense: 2 }
+";
 
 #[derive(Deserialize)]
 struct Prediction {
@@ -44,7 +51,7 @@ fn golden(name: &str) -> PathBuf {
 fn generated_python_module_predicts_the_same_from_saved_weights() {
     let text = std::fs::read_to_string(golden("predictions.json")).unwrap_or_else(|_| "{}".to_owned());
     let recorded: BTreeMap<String, Prediction> = serde_json::from_str(&text).unwrap();
-    for (name, yaml) in [("rows", ROWS), ("bag", BAG), ("attention", ATTENTION)] {
+    for (name, yaml) in [("rows", ROWS), ("bag", BAG), ("attention", ATTENTION), ("tropical", TROPICAL)] {
         let model = model(yaml);
         let module = golden(&format!("{name}_model.py"));
         let weights = golden(&format!("{name}.safetensors"));

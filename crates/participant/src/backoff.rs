@@ -22,9 +22,21 @@ impl Backoff {
         self.attempts = 0;
     }
 
+    /// Failures since the last success.
+    #[must_use]
+    pub const fn failures(&self) -> u32 {
+        self.attempts
+    }
+
+    /// Bound of the next wait.
+    #[must_use]
+    pub fn bound(&self) -> Duration {
+        self.least.saturating_mul(1_u32.checked_shl(self.attempts).unwrap_or(u32::MAX)).min(self.most)
+    }
+
     /// Returns the next wait: a random share of the bound, which doubles.
     pub fn next_wait(&mut self) -> Duration {
-        let bound = self.least.saturating_mul(1_u32.checked_shl(self.attempts).unwrap_or(u32::MAX)).min(self.most);
+        let bound = self.bound();
         self.attempts = self.attempts.saturating_add(1);
         bound.mul_f64(rand::random::<f64>().max(0.05))
     }
@@ -41,6 +53,7 @@ mod tests {
         assert!(waits[0] <= Duration::from_secs(1) && waits.iter().all(|wait| *wait <= Duration::from_secs(60)));
         assert!(waits[20..].iter().any(|wait| *wait > Duration::from_secs(40)));
         assert!(waits[20..].iter().any(|wait| *wait < Duration::from_secs(20)), "jitter");
+        assert_eq!((backoff.failures(), backoff.bound()), (200, Duration::from_secs(60)));
         backoff.reset();
         assert!(backoff.next_wait() <= Duration::from_secs(1));
     }

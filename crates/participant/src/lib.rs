@@ -21,7 +21,7 @@ pub use backoff::Backoff;
 pub use keys::ClientKeys;
 pub use model_key::ModelKey;
 pub use participant::{Assignment, Next, Participant, Training};
-pub use queue::{Limits, Queue, QueuedUpdate};
+pub use queue::{DroppedUpdate, Limits, Queue, QueuedUpdate};
 
 use engram_federated::error::InvalidInput;
 use engram_federated::secure::SecureError;
@@ -67,12 +67,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the task is lost: the client checks in again.
+    /// Whether the task is lost, or was answered: the client checks in again.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        use FederatedRefusalReason::{Ended, LeaseExpired, Stale};
-        matches!(self, Self::Refused { reason: LeaseExpired | Stale | Ended, .. })
-            || matches!(self, Self::Masks(SecureError::BelowThreshold))
+        use FederatedRefusalReason::{Conflict, Ended, LeaseExpired, Stale};
+        matches!(self, Self::Refused { reason: LeaseExpired | Conflict | Stale | Ended, .. })
+            || matches!(self, Self::Masks(error) if is_lost(error))
     }
 
     /// Whether another attempt may succeed without a change by the user.
@@ -94,10 +94,35 @@ impl Error {
     }
 }
 
+/// Whether the cohort of a masked update goes on without this client: too few are left, or what another client sent cannot be used. A list of survivors
+/// that the server did not sign, or that would reveal an input, is no loss but an error.
+const fn is_lost(error: &SecureError) -> bool {
+    use SecureError::{BelowThreshold, Conflict, InvalidKey, InvalidSeal, InvalidShare, NotInCohort, WrongStage};
+    matches!(error, BelowThreshold | Conflict | InvalidKey | InvalidSeal | InvalidShare | NotInCohort(_) | WrongStage)
+}
+
 /// Returns the refusal of a response as an error.
 fn refused(refusal: Option<FederatedRefusal>) -> Result<(), Error> {
     match refusal {
         None => Ok(()),
         Some(refusal) => Err(Error::Refused { reason: refusal.reason(), message: refusal.message }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_task_differs_from_an_error() {
+        use FederatedRefusalReason as Reason;
+        let refused = |reason| Error::Refused { reason, message: String::new() }.is_stale();
+        for reason in [Reason::LeaseExpired, Reason::Conflict, Reason::Stale, Reason::Ended] {
+            assert!(refused(reason), "{reason:?}");
+        }
+        assert!(![Reason::Invalid, Reason::WrongSecret, Reason::NotEnrolled, Reason::Busy].into_iter().any(refused));
+        let masks = |error| Error::Masks(error).is_stale();
+        assert!(masks(SecureError::WrongStage) && masks(SecureError::Conflict) && masks(SecureError::NotInCohort(1)));
+        assert!(!masks(SecureError::BothKinds) && !masks(SecureError::InvalidSignature));
     }
 }

@@ -5,16 +5,17 @@ use crate::{ClientKeys, Error, ModelKey, refused};
 use engram_client::Client;
 use engram_federated::error::InvalidInput;
 use engram_federated::job::{BLOCK_PARAMETERS, MAX_PARAMETERS_IN_MEMORY};
-use engram_federated::model_signature::correction_name;
 use engram_federated::quantized;
 use engram_federated::round::Digest;
-use engram_federated::service::{DigestStream, decode_values, digest, digest_of_chunks, encode_values};
+use engram_federated::service::{DigestStream, Report, decode_values, digest, digest_of_chunks, encode_values};
 use engram_proto::v1::{self, ModelEncoding};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Bytes of a part of a model or an update.
 const PART_BYTES: usize = 4 * BLOCK_PARAMETERS;
+/// Downloads of the newest model that may be overtaken by a newer one.
+const MAX_DOWNLOADS: u32 = 20;
 /// Longest wait of one call for a task.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
@@ -111,12 +112,20 @@ impl Participant {
         }
         let Some(task) = answer.task else { return Ok(Next::Nothing) };
         self.model_key.check(&self.caller.run, &task)?;
+        match self.assignment_of(task).await {
+            // The round has ended without this client, and its version is not kept any more.
+            Err(error) if error.is_stale() => Ok(Next::Nothing),
+            assignment => Ok(Next::Task(Box::new(assignment?))),
+        }
+    }
+
+    async fn assignment_of(&self, task: v1::FederatedTask) -> Result<Assignment, Error> {
         let model = self.model_of(&task).await?;
         let correction = match task.correction_digest.is_empty() {
             true => None,
             false => Some(self.correction_of(&task).await?),
         };
-        Ok(Next::Task(Box::new(Assignment { task, model, correction })))
+        Ok(Assignment { task, model, correction })
     }
 
     async fn model_of(&self, task: &v1::FederatedTask) -> Result<Arc<Vec<f32>>, Error> {
@@ -143,8 +152,7 @@ impl Participant {
     }
 
     async fn correction_of(&self, task: &v1::FederatedTask) -> Result<Vec<f32>, Error> {
-        let name = correction_name(&self.caller.run, &self.caller.client);
-        self.model_key.check_digest(&name, task.version, &task.correction_digest, &task.correction_signature)?;
+        self.model_key.check_correction((&self.caller.run, &self.caller.client), task)?;
         let (values, digest) = self.download_values(task.version, true).await?;
         if digest[..] != task.correction_digest[..] || values.len() as u64 * 4 != task.model_bytes {
             return Err(Error::Digest);
@@ -152,12 +160,55 @@ impl Participant {
         Ok(values)
     }
 
-    /// Returns the newest model of the run, while it runs and after it.
+    /// Returns the newest model of the run, while it runs and after it. All parts are of one version, whose signature and digest are checked.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// See [`Error`]; the caller has no right to read the cluster.
     pub async fn newest_model(&self) -> Result<Vec<f32>, Error> {
-        Ok(self.download_values(u64::MAX, false).await?.0)
+        let mut attempts = 1;
+        loop {
+            match self.download_published().await {
+                // A newer version took its place during the download.
+                Err(Error::Refused { reason: v1::FederatedRefusalReason::Stale, .. }) if attempts < MAX_DOWNLOADS => {
+                    attempts += 1;
+                }
+                downloaded => return downloaded,
+            }
+        }
+    }
+
+    async fn download_published(&self) -> Result<Vec<f32>, Error> {
+        let (mut values, mut digest) = (Vec::new(), DigestStream::default());
+        let (mut version, mut signed) = (None, None);
+        let mut offset = 0;
+        loop {
+            let request = v1::GetPublishedModelRequest {
+                run: self.caller.run.clone(),
+                version,
+                offset,
+                bytes: PART_BYTES as u32,
+            };
+            let part = self.client.federated_published(request).await?;
+            refused(part.refusal)?;
+            if version.is_none() {
+                let key = [&part.model_key[..], &part.model_digest[..], &part.model_signature[..]];
+                self.model_key.check_signed(&self.caller.run, part.version, key)?;
+                (version, signed) = (Some(part.version), Some(part.model_digest));
+            }
+            digest.add(&part.content);
+            values.extend(decode_values(&part.content));
+            offset += part.content.len() as u64;
+            if offset >= part.model_bytes {
+                break;
+            }
+            if part.content.is_empty() {
+                return Err(Error::Protocol("part of the model"));
+            }
+        }
+        if signed.is_none_or(|signed| signed[..] != digest.finish()[..]) {
+            return Err(Error::Digest);
+        }
+        Ok(values)
     }
 
     /// Downloads 32-bit values. Returns them with the digest of their bytes; memory holds the values and one part.
@@ -235,6 +286,8 @@ impl Participant {
         if let Some(at) = update.iter().position(|value| !value.is_finite()) {
             return Err(InvalidInput::new("update", format!("{} at {at}", update[at]), "finite numbers").into());
         }
+        let Training { samples, loss, rate_sum } = training;
+        Report { samples, loss, rate_sum }.check()?;
         if !task.cohort.is_empty() {
             masks::submit(self, task, update, training.loss).await?;
             return Ok(false);
@@ -242,21 +295,20 @@ impl Participant {
         self.upload(task.number, update, training).await
     }
 
-    /// Sends an update in chunks, and submits it. A part that the server has is not sent again.
+    /// Sends an update in chunks, and submits it. A part that the server has is not sent again. A task of which the server has another upload, as of
+    /// a client that trained it before a restart, is given up.
     async fn upload(&self, task: u64, update: &[f32], training: Training) -> Result<bool, Error> {
         let digest = update_digest(update);
         // The same content continues an upload that was cut; another one begins again.
         let nonce = u64::from_le_bytes(digest[..8].try_into().unwrap_or_default());
-        let total = update.len().div_ceil(BLOCK_PARAMETERS) as u32;
-        let mut next = if total > 1 { self.send_chunk(task, nonce, update, None).await? } else { 0 };
-        while next < total {
-            match self.send_chunk(task, nonce, update, Some(next)).await {
-                Ok(after) if after > next => next = after,
-                Ok(_) => return Err(Error::Protocol("number of the next chunk")),
-                // It may have been counted before its answer was lost.
-                Err(error) if error.is_stale() => break,
-                Err(error) => return Err(error),
+        match self.send_chunks(task, nonce, update).await {
+            Err(error @ Error::Refused { reason: v1::FederatedRefusalReason::Conflict, .. }) => {
+                self.give_up(task).await?;
+                return Err(error);
             }
+            // It may have been counted before its answer was lost.
+            Err(error) if error.is_stale() => {}
+            sent => sent?,
         }
         let request = v1::CommitUpdateRequest {
             caller: self.caller(),
@@ -270,6 +322,18 @@ impl Participant {
         let answer = self.client.federated_commit(request).await?;
         refused(answer.refusal)?;
         Ok(answer.repeated)
+    }
+
+    async fn send_chunks(&self, task: u64, nonce: u64, update: &[f32]) -> Result<(), Error> {
+        let total = update.len().div_ceil(BLOCK_PARAMETERS) as u32;
+        let mut next = if total > 1 { self.send_chunk(task, nonce, update, None).await? } else { 0 };
+        while next < total {
+            match self.send_chunk(task, nonce, update, Some(next)).await? {
+                after if after > next => next = after,
+                _ => return Err(Error::Protocol("number of the next chunk")),
+            }
+        }
+        Ok(())
     }
 
     /// Sends a chunk, or only asks which one is next. Returns the number of the first one that is missing.

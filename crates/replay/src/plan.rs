@@ -1,8 +1,8 @@
 //! Which worker draws what: exact prioritized sampling over partitions, without moving payload.
 //!
 //! Every partition publishes 20 bytes ([`PartitionSum`]). In the global mode all workers know all thresholds, and each takes the draws that fall
-//! into its partitions: the drawn items are those of an unsharded buffer, on any number of workers. In the local mode a worker draws a
-//! fixed number from its own partitions and scales by [`local_scale`].
+//! into its partitions: the drawn items are those of an unsharded buffer, on any number of workers. In the local mode a member draws a number
+//! of its choice from its own partitions ([`Plan::local`]) and scales by [`Plan::local_scale`].
 
 use engram_kernels::priority::Draws;
 use engram_memory::PartitionId;
@@ -40,6 +40,8 @@ pub struct Plan {
     /// In order of partition id, with the offset of each.
     partitions: Vec<(PartitionSum, u64)>,
     total: u64,
+    /// Stream of random numbers of the draws.
+    stream: u32,
 }
 
 /// A draw of one partition.
@@ -71,7 +73,29 @@ impl Plan {
             offset += sum.total;
             (sum, start)
         });
-        Ok(Self { partitions: with_offset.collect(), total: total as u64 })
+        Ok(Self { partitions: with_offset.collect(), total: total as u64, stream: 0 })
+    }
+
+    /// Returns the plan of a member that draws from its own partitions only. Draws of different ranks are independent.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] if its partitions have no item with a positive priority.
+    pub fn local(&self, rank: u32, is_own: impl Fn(PartitionId) -> bool) -> Result<Self, Error> {
+        let own = self.partitions.iter().map(|(sum, _)| *sum).filter(|sum| is_own(sum.partition));
+        Ok(Self { stream: rank.saturating_add(1), ..Self::new(own.collect())? })
+    }
+
+    /// Returns the factor of the sum of weighted gradients of a member that has made `draws` draws with its [local](Self::local) plan:
+    /// `T_k / (T b_k)`, with the priorities of the member, those of all members, and its draws. The sum over all members, reduced and divided by
+    /// nothing, has the expectation of a draw from the whole buffer.
+    ///
+    /// # Errors
+    /// [`Error::NoDraws`].
+    pub fn local_scale(&self, local: &Self, draws: u32) -> Result<f64, Error> {
+        if draws == 0 {
+            return Err(Error::NoDraws);
+        }
+        Ok(local.total as f64 / (self.total as f64 * f64::from(draws)))
     }
 
     /// Returns the sum of all priorities.
@@ -100,7 +124,7 @@ impl Plan {
         let found = self.partitions.binary_search_by_key(&partition, |(sum, _)| sum.partition);
         let Ok(index) = found else { return Ok(Vec::new()) };
         let (sum, offset) = self.partitions[index];
-        let draws = Draws { seed, step, count, total: self.total };
+        let draws = Draws { seed, step, stream: self.stream, count, total: self.total };
         // Thresholds rise with the draws: the first of this partition is found by bisection.
         let mut first = 0;
         let mut beyond = count;
@@ -112,19 +136,6 @@ impl Plan {
         let own =
             (first..count).map(|draw| (draw, draws.threshold(draw))).take_while(|(_, threshold)| *threshold < end);
         Ok(own.map(|(draw, threshold)| PartitionDraw { draw, threshold: threshold - offset }).collect())
-    }
-}
-
-/// Returns the factor of a worker's sum of weighted gradients in the local mode: `T_k / (T b_k)`, with the priorities of the worker, those of all
-/// workers, and the worker's draws. The reduced sum is divided by nothing.
-///
-/// # Errors
-/// [`Error::NoDraws`]; [`Error::Empty`] if `total` is 0.
-pub fn local_scale(own: u64, total: u64, draws: u32) -> Result<f64, Error> {
-    match (total, draws) {
-        (0, _) => Err(Error::Empty),
-        (_, 0) => Err(Error::NoDraws),
-        _ => Ok(own as f64 / (total as f64 * f64::from(draws))),
     }
 }
 
@@ -169,7 +180,7 @@ mod tests {
                 before += shard.len();
             }
             drawn.sort_unstable();
-            let draws = Draws { seed, step, count, total: whole.total() };
+            let draws = Draws { seed, step, stream: 0, count, total: whole.total() };
             let expected: Vec<_> = (0..count).map(|draw| (draw, whole.find(draws.threshold(draw)).unwrap())).collect();
             prop_assert_eq!(drawn, expected);
             let (items, smallest) = whole.positive();
@@ -210,11 +221,28 @@ mod tests {
             for (index, (shard, repeats)) in shards.iter().zip([5, 1]).enumerate() {
                 let own: f64 = (0..shard.total()).map(|at| weighted(index, shard.find(at).unwrap())).sum();
                 let draws = repeats * shard.total() as u32;
-                local += local_scale(shard.total(), total, draws).unwrap() * f64::from(repeats) * own;
+                let local_plan = plan.local(index as u32, |partition| partition.0 == index as u32).unwrap();
+                local += plan.local_scale(&local_plan, draws).unwrap() * f64::from(repeats) * own;
             }
             assert!((exact - local).abs() < 1e-9, "beta {beta}: {exact}, local {local}");
         }
-        assert_eq!(local_scale(1, 1, 0), Err(Error::NoDraws));
+    }
+
+    #[test]
+    fn members_draw_locally_from_their_own_partitions_and_independently() {
+        let sum = |partition| PartitionSum { partition: PartitionId(partition), total: 1 << 40, items: 9, smallest: 1 };
+        let plan = Plan::new((0..4).map(sum).collect()).unwrap();
+        let local = |rank| plan.local(rank, |partition| partition.0 % 2 == rank).unwrap();
+        let all = |plan: &Plan| (0..4).map(|it| plan.draws(PartitionId(it), 3, 7, 64).unwrap()).collect::<Vec<_>>();
+        let (even, odd) = (all(&local(0)), all(&local(1)));
+        // Every draw is one of the member's, whatever the other draws.
+        assert_eq!(even[0].len() + even[2].len(), 64);
+        assert!(even[1].is_empty() && even[3].is_empty() && odd[0].is_empty() && odd[2].is_empty());
+        // The same thresholds would be drawn with one stream of random numbers for both.
+        assert!(even[0].iter().zip(&odd[1]).all(|(a, b)| a.threshold != b.threshold));
+        assert_eq!(plan.local_scale(&local(0), 64).unwrap(), 0.5 / 64.0);
+        assert_eq!(plan.local_scale(&local(0), 0), Err(Error::NoDraws));
+        assert_eq!(plan.local(0, |_| false), Err(Error::Empty));
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl Sampler {
 }
 
 fn uniform(items: usize, count: usize, seed: u64, step: u64) -> Vec<usize> {
-    let draws = Draws { seed, step, count: count as u32, total: items as u64 };
+    let draws = Draws { seed, step, stream: 0, count: count as u32, total: items as u64 };
     (0..count as u32).map(|draw| draws.threshold(draw) as usize).collect()
 }
 

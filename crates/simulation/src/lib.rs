@@ -13,8 +13,8 @@
 //! A run has two phases: faults, then calm, in which everything must recover. Checked at every step: one process serves
 //! a term; all replicas agree at every lsn; a process that may serve reads has everything acknowledged. Checked at the
 //! end: every request gets a response, all replicas are in sync and equal, the ledger in the weights shows every
-//! operation as often as its client's response says and every step of the learning run once, and the history of each id is
-//! linearizable.
+//! operation as often as its client's response says and every step of the learning run once, the history of each id is
+//! linearizable, and every replica has the payloads of all acknowledged items on its disk.
 //!
 //! Half the seeds focus their fault plan on one part of the protocol ([`Scenario`]). In mode async a process may lose
 //! its last acknowledgements, and the ledger requires everything else.
@@ -23,30 +23,17 @@
 #![forbid(unsafe_code)]
 
 mod checks;
-mod client;
-mod coordinator;
+mod cluster;
 mod draw;
-mod epochs;
 mod faults;
-mod inject;
-mod leaving;
-mod linear;
-mod liveness;
-mod map;
-mod network;
-mod node;
-mod plan;
-mod scenario;
-#[cfg(feature = "defects")]
-mod targets;
-mod trace;
+mod workload;
 mod world;
 
 pub use engram_store::Durability;
-pub use faults::{Counters, Fault};
-pub use scenario::Scenario;
+pub use faults::scenario::Scenario;
 #[cfg(feature = "defects")]
-pub use targets::{first_seed, is_in_model, target, undetectable_reason};
+pub use faults::targets::{first_seed, is_in_model, target, undetectable_reason};
+pub use faults::{Counters, Fault};
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -57,6 +44,8 @@ pub struct Options {
     pub durability: Durability,
     /// Scenario; `None` = drawn from the seed.
     pub scenario: Option<Scenario>,
+    /// Adds a writer of items with payloads, in modes that lose nothing. Other runs of a seed are not changed by it.
+    pub has_items: bool,
     /// Prints every step.
     pub prints: bool,
     /// A bug injected into every process; one at a time per simulating process.
@@ -70,6 +59,7 @@ impl Options {
         Self {
             durability,
             scenario: None,
+            has_items: false,
             prints: false,
             #[cfg(feature = "defects")]
             injected_bug: None,

@@ -1,22 +1,23 @@
 //! The event loop: due events are handled, and their consequences queued.
 
 use crate::checks::Checks;
-use crate::client::Clients;
-use crate::coordinator::Coordinator;
+use crate::checks::trace::Trace;
+use crate::cluster::coordinator::Coordinator;
+use crate::cluster::liveness::{Heartbeat, View};
+use crate::cluster::map::MapStore;
+use crate::cluster::network::Network;
+use crate::cluster::node::{Answer, Node, Process};
 use crate::draw::Draw;
-use crate::epochs::{Epochs, FIRST_STEP};
+use crate::faults::plan::FaultPlan;
 use crate::faults::{Counters, Fault};
-use crate::liveness::{Heartbeat, View};
-use crate::map::MapStore;
-use crate::network::Network;
-use crate::node::{Answer, Node, Process};
-use crate::plan::FaultPlan;
-use crate::trace::Trace;
+use crate::workload::client::Clients;
+use crate::workload::epochs::{Epochs, FIRST_STEP};
+use crate::workload::items::{FIRST_APPEND, Items};
 use crate::{Options, Outcome};
 use engram_cluster::PartitionMap;
 use engram_memory::{Member, Ordinal, PartitionId};
 use engram_store::peer::{Envelope, Proposal};
-use engram_store::{Error, Store};
+use engram_store::{Durability, Error, Store};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -109,6 +110,13 @@ pub(crate) enum Event {
         done: u64,
         open: Option<u32>,
     },
+    /// The writer of items acts.
+    Append,
+    AppendStep {
+        node: usize,
+        partition: PartitionId,
+        step: usize,
+    },
     /// A client reads an id.
     Read {
         node: usize,
@@ -155,6 +163,7 @@ pub(crate) struct World {
     pub(crate) coordinator: Coordinator,
     pub(crate) clients: Clients,
     pub(crate) epochs: Epochs,
+    pub(crate) items: Items,
     pub(crate) checks: Checks,
     pub(crate) trace: Trace,
     pub(crate) counters: Counters,
@@ -183,6 +192,7 @@ impl World {
             coordinator: Coordinator::new(&plan),
             clients: Clients::new(&plan, &mut draw),
             epochs: Epochs::new(&plan, &mut draw),
+            items: Items::new(&plan, &mut draw, options.has_items && options.durability != Durability::Async),
             checks: Checks::default(),
             trace: Trace::new(options.prints),
             counters: Counters::default(),
@@ -218,6 +228,9 @@ impl World {
         self.at(100_000, Event::Coordinate);
         if self.plan.epochs {
             self.at(50_000, Event::Drive);
+        }
+        if self.items.is_used() {
+            self.at(60_000, Event::Append);
         }
         if !self.plan.faults.is_empty() {
             self.at(300_000, Event::Inject);
@@ -326,12 +339,15 @@ impl World {
             Event::Progress { partition, driver, done, open } => {
                 self.receive_progress(partition, driver, done, open);
             }
+            Event::Append => self.append(),
+            Event::AppendStep { node, partition, step } => self.append_arrives(node, partition, step),
             Event::Read { node, read } => self.read(node, read),
             Event::ReadAnswer { read, weight } => self.read_answered(read, weight),
             Event::Client(client) => self.client_acts(client),
             Event::Attempt(attempt) => self.attempt(attempt),
             Event::Request { node, attempt } => self.request(node, attempt),
             Event::Answer(answer) if answer.0 >= FIRST_STEP => self.step_answered(answer),
+            Event::Answer(answer) if answer.0 >= FIRST_APPEND => self.append_answered(answer),
             Event::Answer(answer) => self.answered(answer),
             Event::Inject => self.inject(),
             Event::Strike(fault, node) => self.try_inject(fault, node),
@@ -365,6 +381,7 @@ impl World {
             | Event::View { node, .. }
             | Event::Step { node, .. }
             | Event::ReadProgress { node, .. }
+            | Event::AppendStep { node, .. }
             | Event::Read { node, .. }
             | Event::Request { node, .. } => *node,
             Event::Coordinate | Event::Died { .. } => self.map_index(),
@@ -567,6 +584,7 @@ impl World {
         let missing = self.missing();
         if missing.is_none() {
             self.check_ledger();
+            self.check_items();
             self.check_histories();
             self.is_over = true;
         } else if let Some(partition) =

@@ -49,3 +49,13 @@ fn traces_of_a_seed_are_equal_in_and_across_processes() {
     }
     assert!(first.windows(2).all(|pair| pair[0] != pair[1]), "seeds differ");
 }
+
+#[test]
+fn no_replica_loses_the_payload_of_an_acknowledged_item() {
+    for durability in [Durability::Sync, Durability::Replicated] {
+        for seed in 0..6 {
+            let outcome = run(seed, &Options { has_items: true, ..Options::new(durability) });
+            assert_eq!(outcome.failure, None, "{durability:?}, seed {seed}");
+        }
+    }
+}

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use engram_cluster::injected;
 use engram_memory::{ClusterId, Incarnation, Shape, StoreId};
 
+use crate::disk::reserve;
 use crate::disk::{Lock, LockError, TEMPORARY_SUFFIX};
 use crate::format::{self, Bytes};
 use crate::wal::Position;
-use crate::{Disk, Error, FileHead, reserve, snapshot_file, wal};
+use crate::{Disk, Error, FileHead, snapshot_file, wal};
 
 /// Name of the identity file.
 const FILE_NAME: &str = "identity";

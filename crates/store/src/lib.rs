@@ -29,67 +29,41 @@
 //! write, reported, and never served.
 #![forbid(unsafe_code)]
 
-mod admission;
-mod apply;
-mod arena;
-mod background;
 mod clock;
-mod columns;
-mod confirmed_reads;
-mod content;
-mod decline;
-mod digest_check;
+mod context;
 pub mod disk;
 mod engine;
 mod error;
 mod format;
 mod identity;
-mod index;
-mod items;
-pub mod leases;
-mod partition;
-mod partitions;
-mod payloads;
-pub mod peer;
-mod pending_calls;
-mod recovery;
-mod repartition;
+mod options;
+mod payload;
 pub mod replication;
-mod reserve;
-pub mod restore;
-mod results;
-mod scrub;
+mod serving;
 mod session_clock;
-mod shipping;
-pub mod snapshot_file;
-mod stale_reads;
-mod state_transfer;
+mod snapshot;
+mod state;
 mod stats;
-mod store;
-mod throttle;
-mod traces;
 pub mod wal;
 
-pub use background::SnapshotInfo;
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use confirmed_reads::ConfirmError;
-pub use content::{Column, Content, ImportError};
 pub use disk::{Disk, FileDisk, SimDisk};
-pub use engine::{Engine, Handle, MissingLease, Overload, SteppedEngine};
+pub use engine::{
+    ActivateError, CommittedWrite, Engine, Handle, MissingLease, Overload, SteppedEngine, Store, WriteError,
+};
 pub use error::{Error, abort_on_sync_failure};
 pub use format::FileHead;
 pub use identity::{Identity, Origin};
-pub use items::{DrawnItem, ItemSums, Sampler, Trajectory};
-pub use partitions::{Coverage, Memory, Partitions, PayloadPart, RankedMemory, RecalledMemory};
-pub use payloads::StoredPayload;
-pub use peer::{NoPeers, Peers};
-pub use recovery::Recovery;
-pub use repartition::Repartition;
-pub use replication::ReplicaStatus;
-pub use results::{ActivateError, CommittedWrite, WriteError};
+pub use options::Options;
+pub use payload::StoredPayload;
+pub use replication::{ConfirmError, NoPeers, Peers, ReplicaPosition, ReplicaStatus, leases, peer};
 pub use session_clock::SessionClock;
-pub use snapshot_file::{SnapshotHead, SnapshotReader, SnapshotWriter};
-pub use stale_reads::ReplicaPosition;
+pub use snapshot::{
+    Recovery, Repartition, SnapshotHead, SnapshotInfo, SnapshotReader, SnapshotWriter, restore, snapshot_file,
+};
+pub use state::{
+    Column, Content, Coverage, DrawnItem, ImportError, ItemSums, Memory, Partitions, PayloadPart, RankedMemory,
+    RecalledMemory, Sampler, Trajectory,
+};
 pub use stats::{Distribution, Stats};
-pub use store::{Options, Store};
 pub use wal::{Durability, Wal};

@@ -2,7 +2,7 @@
 
 use crate::{Error, WriteError};
 use engram_kernels::MirrorStatus;
-use engram_memory::{Lsn, PartitionId, Settings, Term};
+use engram_memory::PartitionId;
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -69,7 +69,7 @@ impl Distribution {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Reading of a store's counters since its start.
+        /// Reading of a store's counters since its start; one field per metric.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
@@ -91,7 +91,7 @@ macro_rules! counters {
             pub gpu: Option<MirrorStatus>,
         }
 
-        /// The live counters.
+        /// The live counters; one field per metric.
         #[derive(Debug, Default)]
         pub(crate) struct Shared {
             $(pub(crate) $name: AtomicU64,)*
@@ -103,10 +103,6 @@ macro_rules! counters {
             leaderless_partitions: RwLock<Vec<PartitionId>>,
             pub(crate) damage: RwLock<Option<String>>,
             gpu: RwLock<Option<MirrorStatus>>,
-            /// Settings in force by partition, for callers that prepare records.
-            settings: Vec<RwLock<Option<Settings>>>,
-            /// Term served (0 = not served) and last applied LSN by partition.
-            positions: Vec<(AtomicU64, AtomicU64)>,
         }
 
         impl Shared {
@@ -213,26 +209,6 @@ counters! {
 }
 
 impl Shared {
-    pub(crate) fn new(partitions: u32) -> Self {
-        Self {
-            settings: (0..partitions).map(|_| RwLock::default()).collect(),
-            positions: (0..partitions).map(|_| Default::default()).collect(),
-            ..Self::default()
-        }
-    }
-
-    pub(crate) fn settings(&self, partition: PartitionId) -> Option<Settings> {
-        *self.settings.get(partition.0 as usize)?.read()
-    }
-
-    pub(crate) fn set_settings(&self, partition: PartitionId, settings: Option<Settings>) {
-        if let Some(slot) = self.settings.get(partition.0 as usize) {
-            *slot.write() = settings;
-        }
-    }
-}
-
-impl Shared {
     /// Sets the partitions assigned to this worker that are leaderless.
     pub(crate) fn set_leaderless_partitions(&self, partitions: Vec<PartitionId>) {
         // Usually empty before and after.
@@ -257,21 +233,6 @@ impl Shared {
         if self.gpu.read().as_ref() != status {
             *self.gpu.write() = status.cloned();
         }
-    }
-
-    /// Returns the term at which `partition` is served, and its last applied LSN.
-    pub(crate) fn position(&self, partition: PartitionId) -> Option<(Term, Lsn)> {
-        let (term, lsn) = self.positions.get(partition.0 as usize)?;
-        let term = Term(term.load(Ordering::Acquire));
-        (term > Term(0)).then(|| (term, Lsn(lsn.load(Ordering::Acquire))))
-    }
-
-    pub(crate) fn set_term(&self, partition: PartitionId, term: Option<Term>) {
-        self.positions[partition.0 as usize].0.store(term.unwrap_or_default().0, Ordering::Release);
-    }
-
-    pub(crate) fn set_lsn(&self, partition: PartitionId, lsn: Lsn) {
-        self.positions[partition.0 as usize].1.store(lsn.0, Ordering::Release);
     }
 }
 

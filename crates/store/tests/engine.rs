@@ -1,12 +1,14 @@
 //! The engine: a store on threads over real files.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
+use engram_cluster::{Entry, PartitionMap};
 use engram_kernels::Cpu;
 use engram_memory::{
-    ClusterId, Command, FeatureShape, Law, MemoryId, OnMissing, PartitionId, Record, Settings, Shape, Term, Updates,
-    Upsert, partition_of,
+    ClusterId, Command, FeatureShape, Incarnation, Law, Member, MemoryId, OnMissing, Ordinal, PartitionId, Record,
+    Settings, Shape, StoreId, Term, Updates, Upsert, partition_of,
 };
 use engram_store::{CommittedWrite, Engine, FileDisk, Handle, Options, Overload, Store, SystemClock, WriteError};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -105,6 +107,30 @@ fn concurrent_writes_are_applied_once_and_survive_a_restart() {
     assert!(matches!(refused[..], [Err(WriteError::Failed { .. })]));
     let again = start(folder.path(), small, 2);
     assert_eq!(read(&again, |partitions| partitions.digest().unwrap()), digest);
+}
+
+#[test]
+fn a_listener_is_notified_when_partitions_start_and_stop_being_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let handle = start(folder.path(), options(), 1);
+    let (changed, changes) = channel();
+    handle.on_serving_change(move |partition, term| changed.send((partition, term)).unwrap());
+    let wait_for = |term: Option<Term>| {
+        let mut waiting: BTreeSet<PartitionId> = (0..PARTITIONS).map(PartitionId).collect();
+        while !waiting.is_empty() {
+            let (partition, changed_to) = changes.recv_timeout(DEADLINE).unwrap();
+            if changed_to == term {
+                assert!(waiting.remove(&partition), "one notification per change");
+                assert_eq!(handle.position(partition).map(|(term, _)| term), term, "published before the notification");
+            }
+        }
+    };
+    handle.activate((0..PARTITIONS).map(|p| (PartitionId(p), Term(2))).collect(), |_| {});
+    wait_for(Some(Term(2)));
+    let other = Member { ordinal: Ordinal(1), store: StoreId(9), incarnation: Incarnation(1) };
+    let partitions = (0..PARTITIONS).map(|_| Entry::solo(Term(3), other)).collect();
+    handle.update_map(Arc::new(PartitionMap { cluster: ClusterId(1), version: 1, partitions }));
+    wait_for(None);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The logical devices of a manifest, checked.
 
-use engram_api::{ReplayRun, SumOrder};
+use engram_api::{PipelineDevices, ReplayRun, ReplaySource, SumOrder};
 use engram_neural::Parallelism;
 
 use crate::job::{JobError, LEAVES, LOCAL_LEAVES, field};
@@ -42,12 +42,34 @@ pub(crate) fn devices(run: &ReplayRun) -> Result<(Option<Parallelism>, u32), Job
             return Err(field(FIELD, count, format!("a power of two from 1 to {MAX_MICRO_BATCHES}")));
         }
     }
+    if it.over == PipelineDevices::Workers {
+        check_workers(run)?;
+    }
     let leaves = it.micro_batches.map_or(LOCAL_LEAVES, |count| count as u32);
-    if !is_invariant && it.data > u64::from(leaves) {
+    if it.over == PipelineDevices::Devices && !is_invariant && it.data > u64::from(leaves) {
         let allowed = format!("1 to {}, the micro-batches", u64::from(leaves).min(MAX_DEVICES));
         return Err(field("spec.replay.parallelism.data", it.data, allowed));
     }
     Ok((Some(Parallelism { data: it.data as usize, pipeline: it.pipeline as usize }), leaves))
+}
+
+/// Refuses what members that share the layers of a model cannot do.
+fn check_workers(run: &ReplayRun) -> Result<(), JobError> {
+    const OVER: &str = "with parallelism.over Workers";
+    if matches!(run.source, ReplaySource::Buffer(_)) {
+        let allowed = "Devices with source.buffer: the workers of a pipeline would draw different items from a buffer that changes";
+        return Err(field("spec.replay.parallelism.over", PipelineDevices::Workers, allowed));
+    }
+    if run.sync_every > 1 {
+        return Err(field("spec.replay.syncEvery", run.sync_every, format!("1 {OVER}")));
+    }
+    if run.compression.is_some() {
+        return Err(field("spec.replay.compression", "set", format!("absent {OVER}")));
+    }
+    if run.balance.is_some() {
+        return Err(field("spec.replay.balance", "set", format!("absent {OVER}")));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

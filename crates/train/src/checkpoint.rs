@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::automatic::AutomaticCompression;
 use crate::ensemble_checkpoint::MemberEntry;
 use crate::private::PrivacyCharge;
 use crate::table::TableColumns;
@@ -22,12 +23,14 @@ use crate::trainer::{Counters, Trainer, TrainerError, TrainerSpec};
 const FORMAT: u32 = 1;
 /// Bytes that one hash covers: a damaged or missing piece is fetched again alone.
 const CHUNK_BYTES: usize = 4 << 20;
+/// Stands for the hash of a manifest while it is computed.
+const NO_HASH: &str = "00000000000000000000000000000000";
 const MODEL_FILE: &str = "model.safetensors";
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// What compression lost on the member that wrote the checkpoint; only with compression.
 const FEEDBACK_FILE: &str = "feedback.safetensors";
 const FEEDBACK: &str = "lost";
-/// The basis of the next step, with `PowerSgd`.
+/// The basis of the next step, with `PowerSgd` and `Automatic`.
 const BASIS: &str = "basis";
 
 /// A checkpoint: the manifest and the files it describes.
@@ -43,6 +46,9 @@ pub struct Checkpoint {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Manifest {
+    /// XXH3-128 of the manifest with zeros in place of this hash, in hexadecimal.
+    #[serde(default)]
+    pub manifest_hash: String,
     /// Version of this format.
     pub format: u32,
     /// Steps, updates and samples.
@@ -64,6 +70,9 @@ pub struct Manifest {
     /// Further members of an ensemble; none of a single model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<MemberEntry>,
+    /// Level of compression and times of the window, with automatic compression.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub automatic_compression: Option<AutomaticCompression>,
     /// Steps charged to the privacy budget, with privacy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub privacy: Option<PrivacyCharge>,
@@ -118,6 +127,9 @@ pub enum CheckpointError {
         /// Version in the manifest.
         actual: u32,
     },
+    /// A part of the manifest is damaged.
+    #[error("manifest.json: is damaged, its hash differs from its content")]
+    ManifestDamaged,
     /// A file is absent.
     #[error("{file}: missing from the checkpoint")]
     Missing {
@@ -180,7 +192,7 @@ impl Checkpoint {
     pub fn with_table(self, table: &TableColumns) -> Result<Self, CheckpointError> {
         let mut manifest: Manifest = serde_json::from_slice(&self.manifest)?;
         manifest.table = Some(table.clone());
-        Ok(Self { manifest: serde_json::to_vec_pretty(&manifest)?, ..self })
+        Ok(Self { manifest: manifest.to_bytes()?, ..self })
     }
 }
 
@@ -219,6 +231,7 @@ impl Trainer {
         }
         tensors.sort_by(|a, b| (&a.file, a.offset, &a.name).cmp(&(&b.file, b.offset, &b.name)));
         let manifest = Manifest {
+            manifest_hash: String::new(),
             format: FORMAT,
             counters: self.counters,
             generation,
@@ -229,12 +242,13 @@ impl Trainer {
             frozen: self.model.views().iter().filter(|v| v.frozen).map(|v| v.name.clone()).collect(),
             cursors,
             members: Vec::new(),
+            automatic_compression: self.automatic,
             privacy: self.spec.privacy.map(|_| PrivacyCharge { steps: self.charged }),
             table: None,
             tensors,
             files: files.iter().map(|(name, bytes)| FileEntry::of(name, bytes)).collect(),
         };
-        Ok(Checkpoint { manifest: serde_json::to_vec_pretty(&manifest)?, files })
+        Ok(Checkpoint { manifest: manifest.to_bytes()?, files })
     }
 
     /// A trainer that continues where the checkpoint was taken, and the positions of the data.
@@ -272,6 +286,9 @@ impl Trainer {
         trainer.scaler.restore(manifest.scaler);
         trainer.counters = manifest.counters;
         trainer.charged = manifest.privacy.map_or(0, |charge| charge.steps);
+        if let Some(automatic) = &mut trainer.automatic {
+            *automatic = manifest.automatic_compression.unwrap_or_else(AutomaticCompression::after_other_compression);
+        }
         trainer.restore_feedback(checkpoint)?;
         Ok((trainer, manifest.cursors))
     }
@@ -332,7 +349,7 @@ fn check_model(spec: &TrainerSpec, manifest: &Manifest) -> Result<(), Checkpoint
 }
 
 impl Checkpoint {
-    /// Parses the manifest and compares every file with its hashes.
+    /// Parses the manifest, and compares it and every file with their hashes.
     ///
     /// # Errors
     /// The manifest cannot be read, or a file is missing or damaged.
@@ -340,6 +357,9 @@ impl Checkpoint {
         let manifest: Manifest = serde_json::from_slice(&self.manifest)?;
         if manifest.format != FORMAT {
             return Err(CheckpointError::Format { actual: manifest.format });
+        }
+        if content_hash(&self.manifest, &manifest.manifest_hash).as_ref() != Some(&manifest.manifest_hash) {
+            return Err(CheckpointError::ManifestDamaged);
         }
         for name in [MODEL_FILE, OPTIMIZER_FILE] {
             if !manifest.files.iter().any(|f| f.name == name) {
@@ -353,6 +373,29 @@ impl Checkpoint {
         }
         Ok(manifest)
     }
+}
+
+impl Manifest {
+    /// Returns the manifest as JSON, with its hash.
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, CheckpointError> {
+        let bytes = serde_json::to_vec_pretty(&Self { manifest_hash: NO_HASH.to_owned(), ..self.clone() })?;
+        let hash = hash(&bytes);
+        Ok(replace_hash(&bytes, NO_HASH, &hash).expect("the hash is the first field"))
+    }
+}
+
+/// Returns the hash of a manifest with zeros in place of `own`, its first field.
+fn content_hash(manifest: &[u8], own: &str) -> Option<String> {
+    let is_hash = own.len() == NO_HASH.len();
+    is_hash.then(|| replace_hash(manifest, own, NO_HASH)).flatten().map(|content| hash(&content))
+}
+
+/// Replaces the first occurrence of a hash by another one.
+fn replace_hash(manifest: &[u8], from: &str, to: &str) -> Option<Vec<u8>> {
+    let at = manifest.windows(from.len()).position(|window| window == from.as_bytes())?;
+    let mut replaced = manifest.to_vec();
+    replaced[at..at + to.len()].copy_from_slice(to.as_bytes());
+    Some(replaced)
 }
 
 impl FileEntry {

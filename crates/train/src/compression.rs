@@ -18,9 +18,12 @@ pub struct GradientCompression {
     /// With `TopK`: share of the values that is sent, in (0, 1].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
-    /// With `PowerSgd`: rank of the approximation of each matrix, from 1 to 64.
+    /// With `PowerSgd` and `Automatic`: rank of the approximation of each matrix, from 1 to 64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<usize>,
+    /// With `OneBitAdam`: updates with whole sums before, at least 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warmup_steps: Option<u64>,
     /// Samples of a whole batch: sums in `F16` are divided by it, so that they do not overflow.
     pub samples: usize,
 }
@@ -36,6 +39,10 @@ pub enum GradientEncoding {
     TopK,
     /// Matrices as products of two thin ones.
     PowerSgd,
+    /// Signs of the mean of gradients of AdamW, after a warm-up with whole sums.
+    OneBitAdam,
+    /// One of none, `Bf16` and `PowerSgd`, by the measured share of reductions.
+    Automatic,
 }
 
 /// Share of the values that `TopK` sends if none is set.
@@ -50,25 +57,32 @@ impl GradientCompression {
             SettingError::unless(valid, "compression.share", share, "above 0 and at most 1, with TopK only")?;
         }
         if let Some(rank) = self.rank {
-            let valid = self.kind == GradientEncoding::PowerSgd && (1..=MAX_RANK).contains(&rank);
-            SettingError::unless(valid, "compression.rank", rank, "1 to 64, with PowerSgd only")?;
+            let valid = self.has_factors() && (1..=MAX_RANK).contains(&rank);
+            SettingError::unless(valid, "compression.rank", rank, "1 to 64, with PowerSgd or Automatic only")?;
         }
+        let warmup = self.warmup_steps.unwrap_or_default();
+        let valid = (self.kind == GradientEncoding::OneBitAdam) == (warmup > 0);
+        SettingError::unless(valid, "compression.warmupSteps", warmup, "1 or more with OneBitAdam, absent otherwise")?;
         SettingError::unless(self.samples > 0, "compression.samples", self.samples, "at least 1")
     }
 
-    /// The encoding of values one by one; `None` with `PowerSgd`.
+    fn has_factors(&self) -> bool {
+        matches!(self.kind, GradientEncoding::PowerSgd | GradientEncoding::Automatic)
+    }
+
+    /// The encoding of the values of gradients one by one; `None` with another.
     fn encoding(&self) -> Option<Compression> {
         Some(match self.kind {
             GradientEncoding::Bf16 => Compression::BFloat16,
             GradientEncoding::F16 => Compression::Float16,
             GradientEncoding::TopK => Compression::TopK(self.share.unwrap_or(DEFAULT_SHARE)),
-            GradientEncoding::PowerSgd => return None,
+            GradientEncoding::PowerSgd | GradientEncoding::OneBitAdam | GradientEncoding::Automatic => return None,
         })
     }
 
     /// The approximation of the tensors of a model by matrices of low rank, with its first basis; `None` with another encoding.
     pub(crate) fn factors(&self, views: &[View]) -> Option<Factors> {
-        if self.kind != GradientEncoding::PowerSgd {
+        if !self.has_factors() {
             return None;
         }
         let tensors = views.iter().map(|view| (view.range.clone(), &view.shape[..]));
@@ -78,7 +92,7 @@ impl GradientCompression {
 
     /// Compresses a sum plus what was lost before; returns it with what is lost then.
     pub(crate) fn compress(&self, sum: &GradientSum, feedback: &[f32]) -> (CompressedSum, Vec<f32>) {
-        let compression = self.encoding().expect("PowerSgd has factors");
+        let compression = self.encoding().expect("other encodings send no gradients");
         let mut compressor =
             Compressor::restore(compression, feedback.to_vec()).expect("the share was checked with the specification");
         let elements = sum.values.len();
@@ -89,7 +103,7 @@ impl GradientCompression {
     }
 }
 
-/// State of `PowerSgd` that all members have in common.
+/// State of low-rank sums that all members have in common.
 #[derive(Debug, Clone)]
 pub(crate) struct Factors {
     pub(crate) plan: Arc<LowRank>,

@@ -9,11 +9,20 @@ use std::collections::BTreeMap;
 /// Measures efficiency and the share of exposed communication over a window of steps.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct EfficiencyMeter {
-    solo: BTreeMap<u32, f64>,
+    solo: BTreeMap<u32, Solo>,
     samples: f64,
     wall_seconds: f64,
     exposed_seconds: f64,
     steps: u64,
+}
+
+/// What a device computed without communication.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Solo {
+    samples: f64,
+    seconds: f64,
+    /// From an earlier window: the next measurement replaces it.
+    is_old: bool,
 }
 
 impl EfficiencyMeter {
@@ -22,10 +31,15 @@ impl EfficiencyMeter {
         Self::default()
     }
 
-    /// Records the throughput of a device that trains alone, with its own batch and without communication.
+    /// Records what a device computed with its own batch and without communication. Measurements of one window add up.
     pub fn record_solo(&mut self, device: u32, samples: u64, seconds: f64) {
         if samples > 0 && seconds.is_finite() && seconds > 0.0 {
-            self.solo.insert(device, samples as f64 / seconds);
+            let solo = self.solo.entry(device).or_default();
+            if solo.is_old {
+                *solo = Solo::default();
+            }
+            solo.samples += samples as f64;
+            solo.seconds += seconds;
         }
     }
 
@@ -35,8 +49,9 @@ impl EfficiencyMeter {
         self.restart();
     }
 
-    /// Starts another window; solo throughputs stay.
+    /// Starts another window; solo throughputs stay until they are measured in it.
     pub fn restart(&mut self) {
+        self.solo.values_mut().for_each(|solo| solo.is_old = true);
         (self.samples, self.wall_seconds, self.exposed_seconds, self.steps) = (0.0, 0.0, 0.0, 0);
     }
 
@@ -56,7 +71,7 @@ impl EfficiencyMeter {
 
     /// Efficiency; 1 means that working together costs nothing. `None` without steps or solo measurements.
     pub fn efficiency(&self) -> Option<f64> {
-        let solo: f64 = self.solo.values().sum();
+        let solo: f64 = self.solo.values().map(|solo| solo.samples / solo.seconds).sum();
         if solo > 0.0 { self.throughput().map(|t| t / solo) } else { None }
     }
 
@@ -88,6 +103,20 @@ mod tests {
         assert!((delayed.communication_share().unwrap() - 1.0 / 3.0).abs() < 1e-12);
         // Equal batches on unequal devices: the fast one waits.
         assert!((job([200, 200], 0.0).efficiency().unwrap() - 0.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn solo_throughput_is_that_of_the_window() {
+        let mut meter = EfficiencyMeter::new();
+        meter.record_solo(0, 100, 1.0);
+        meter.record_solo(0, 100, 3.0);
+        meter.record_step(200, 5.0, 1.0);
+        assert_eq!(meter.efficiency(), Some(0.8));
+        meter.restart();
+        meter.record_step(100, 4.0, 0.0);
+        assert_eq!(meter.efficiency(), Some(0.5), "the last one stays");
+        meter.record_solo(0, 100, 4.0);
+        assert_eq!(meter.efficiency(), Some(1.0), "and is replaced");
     }
 
     #[test]

@@ -200,6 +200,10 @@ fn join(locals: &[LocalStep]) -> LocalGradient {
             let joined = |(at, (node, _)): (usize, &(Node, GradientSum))| (*node, concatenated(sums(at)));
             LocalGradient::Subtrees { leaves: *leaves, sums: nodes.iter().enumerate().map(joined).collect() }
         }
+        LocalGradient::Stages { leaves, sums: nodes } => {
+            let joined = |(at, (node, _)): (usize, &(Node, GradientSum))| (*node, concatenated(sums(at)));
+            LocalGradient::Stages { leaves: *leaves, sums: nodes.iter().enumerate().map(joined).collect() }
+        }
         LocalGradient::Compressed(_) | LocalGradient::LowRank(_) | LocalGradient::Private(_) => {
             unreachable!("ensembles exclude compression and privacy")
         }
@@ -210,7 +214,7 @@ fn join(locals: &[LocalStep]) -> LocalGradient {
 fn sum_at(gradient: &LocalGradient, at: usize) -> &GradientSum {
     match gradient {
         LocalGradient::Sum(sum) => sum,
-        LocalGradient::Subtrees { sums, .. } => &sums[at].1,
+        LocalGradient::Subtrees { sums, .. } | LocalGradient::Stages { sums, .. } => &sums[at].1,
         LocalGradient::Compressed(_) | LocalGradient::LowRank(_) | LocalGradient::Private(_) => {
             unreachable!("ensembles exclude compression and privacy")
         }

@@ -75,7 +75,7 @@ impl Checkpoint {
             .collect();
         own.tensors.retain_mut(|tensor| name(&tensor.file).map(|file| tensor.file = file).is_some());
         let files = self.files.iter().filter_map(|(file, bytes)| Some((name(file)?, bytes.clone()))).collect();
-        Ok(Self { manifest: serde_json::to_vec(&own)?, files })
+        Ok(Self { manifest: own.to_bytes()?, files })
     }
 }
 
@@ -112,7 +112,7 @@ impl Ensemble {
             }));
             all.files.extend(own.files.into_iter().map(|(name, bytes)| (file_of(&name, number), bytes)));
         }
-        all.manifest = serde_json::to_vec_pretty(&manifest)?;
+        all.manifest = manifest.to_bytes()?;
         Ok(all)
     }
 

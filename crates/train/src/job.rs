@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use engram_api::{
-    CompressionKind, FeatureSubsets, LossFunction, ReplayModel, ReplayRun, ReplaySource, ReplaySync, SumOrder,
-    TrainingPrecision,
+    FeatureSubsets, LossFunction, PipelineDevices, ReplayModel, ReplayRun, ReplaySource, ReplaySync, SumOrder,
 };
 use engram_neural::{LeafSplit, LossKind, Parallelism, View};
 use thiserror::Error;
 
 use crate::buffer::BufferPlan;
 use crate::check_parallelism::devices;
+use crate::check_sums::check_sums;
 use crate::dataset::{Dataset, Subsets, sample_at, training_len};
 use crate::private::{NoiseSecret, check_size, privacy_spec};
 pub use crate::rows::{Evaluation, Rows, evaluate, evaluate_rows, predict};
@@ -62,6 +62,8 @@ pub struct Job {
     pub ensemble: usize,
     /// Logical devices of each worker that share its part of a batch, if any.
     pub parallelism: Option<Parallelism>,
+    /// Pipelines over the members of the group, if any.
+    pub stages: Option<Parallelism>,
     /// Leaves of each batch of a worker, in rank order.
     leaves: u32,
     /// Samples per batch.
@@ -118,8 +120,10 @@ impl Job {
             ReplaySource::Example(_) => Source::Table(read_table(run, "pixels", table)?),
         };
         let (parallelism, leaves) = devices(run)?;
+        let is_staged = run.parallelism.as_ref().is_some_and(|it| it.over == PipelineDevices::Workers);
         let job = Self {
-            parallelism,
+            parallelism: parallelism.filter(|_| !is_staged),
+            stages: parallelism.filter(|_| is_staged),
             leaves,
             spec: TrainerSpec { privacy: privacy_spec(run, source.training_len())?, ..trainer_spec(run) },
             steps: run.steps,
@@ -154,6 +158,7 @@ impl Job {
             let allowed = format!("at most {MAX_PARAMETERS} parameters");
             return Err(field("spec.replay.model.layers", format!("{} parameters", model.parameter_count()), allowed));
         }
+        self.check_stages(model)?;
         self.check_ensemble(run, model.parameter_count())?;
         check_size(run, model.parameter_count())?;
         if self.spec.loss.kind == LossKind::CrossEntropy {
@@ -244,11 +249,28 @@ impl Job {
         self.part_of(rank, &Shares::even(self.batch, members))
     }
 
+    /// Leaves of the part of a batch that one of so many pipelines has.
+    pub(crate) fn micro_batches(&self, pipelines: usize) -> usize {
+        match self.order {
+            SumOrder::Rank | SumOrder::Fast => self.leaves as usize,
+            SumOrder::PartitionInvariant => (LEAVES as usize / pipelines).max(1),
+        }
+    }
+
     /// Rows of each batch that a member computes, and the order in which the group adds.
     pub fn part_of(&self, rank: usize, shares: &Shares) -> (Range<usize>, SummationOrder) {
         let members = shares.sizes().len();
+        match self.place(rank, members) {
+            Some(place) => self.part_of_place(place),
+            None => self.part_of_shares(rank, shares),
+        }
+    }
+
+    /// As [`Self::part_of`] where no member is a stage.
+    pub(crate) fn part_of_shares(&self, rank: usize, shares: &Shares) -> (Range<usize>, SummationOrder) {
+        let members = shares.sizes().len();
         match self.order {
-            SumOrder::Rank => (shares.rows(rank), SummationOrder::Rank { leaves: self.leaves }),
+            SumOrder::Rank | SumOrder::Fast => (shares.rows(rank), SummationOrder::Rank { leaves: self.leaves }),
             SumOrder::PartitionInvariant => {
                 let owned = Self::leaves(rank, members);
                 let rows = LeafSplit::global_rows(self.batch, LEAVES, owned.clone());
@@ -332,42 +354,6 @@ fn read_table(run: &ReplayRun, name: &str, table: Option<&[u8]>) -> Result<Optio
     Ok(Some(Arc::new(data)))
 }
 
-/// Refuses settings of the sums that exclude each other.
-fn check_sums(run: &ReplayRun) -> Result<(), JobError> {
-    let is_invariant = run.order == SumOrder::PartitionInvariant;
-    let with_order = |allowed: &str| format!("{allowed} with order PartitionInvariant");
-    if is_invariant && run.sync == ReplaySync::ParameterServer {
-        return Err(field("spec.replay.sync", "ParameterServer", with_order("AllReduce")));
-    }
-    if is_invariant && run.sync_every > 1 {
-        return Err(field("spec.replay.syncEvery", run.sync_every, with_order("1")));
-    }
-    if is_invariant && run.balance.is_some() {
-        return Err(field("spec.replay.balance", "set", with_order("absent")));
-    }
-    let Some(compression) = &run.compression else {
-        if run.sync_every > 1 && run.precision == TrainingPrecision::F16 {
-            return Err(field("spec.replay.syncEvery", run.sync_every, "1 with precision F16"));
-        }
-        return Ok(());
-    };
-    let kind = format!("{:?}", compression.kind);
-    if is_invariant {
-        return Err(field("spec.replay.compression.kind", kind, with_order("no compression")));
-    }
-    if run.sync_every > 1 || run.sync == ReplaySync::ParameterServer {
-        let allowed = "no compression with sync ParameterServer or syncEvery above 1";
-        return Err(field("spec.replay.compression.kind", kind, allowed));
-    }
-    if let Some(share) = compression.share.filter(|_| compression.kind != CompressionKind::TopK) {
-        return Err(field("spec.replay.compression.share", share, "absent, except with kind TopK"));
-    }
-    if let Some(rank) = compression.rank.filter(|_| compression.kind != CompressionKind::PowerSgd) {
-        return Err(field("spec.replay.compression.rank", rank, "absent, except with kind PowerSgd"));
-    }
-    Ok(())
-}
-
 /// The generator of a source, of which the model must use input and target.
 fn generated(source: &FeatureSubsets, model: &ReplayModel) -> Result<Subsets, JobError> {
     let source = subsets(source)?;
@@ -403,10 +389,10 @@ fn subsets(source: &FeatureSubsets) -> Result<Subsets, JobError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn job(changes: &[(&str, serde_json::Value)]) -> Result<Job, JobError> {
+    pub(crate) fn job(changes: &[(&str, serde_json::Value)]) -> Result<Job, JobError> {
         let mut spec = serde_json::json!({
             "source": { "synthetic": { "features": 60, "samples": 200, "largest": 20 } },
             "model": {
@@ -445,36 +431,6 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_sums_that_exclude_each_other_are_refused() {
-        let refused = |changes: &[(&str, serde_json::Value)]| job(changes).unwrap_err().to_string();
-        let invariant = ("/order", "PartitionInvariant".into());
-        let topk = ("/compression", serde_json::json!({ "kind": "TopK" }));
-        let server = ("/sync", "ParameterServer".into());
-        let local = ("/syncEvery", 2.into());
-        for (other, named) in [
-            (server.clone(), "spec.replay.sync is ParameterServer; allowed: AllReduce"),
-            (local.clone(), "spec.replay.syncEvery is 2; allowed: 1 with order"),
-            (topk.clone(), "spec.replay.compression.kind is TopK; allowed: no compression"),
-            (("/balance", serde_json::json!({})), "spec.replay.balance is set; allowed: absent"),
-        ] {
-            assert!(job(std::slice::from_ref(&other)).is_ok(), "{named}");
-            let text = refused(&[invariant.clone(), other]);
-            assert!(text.starts_with(named), "{text}");
-        }
-        for other in [server, local.clone()] {
-            let text = refused(&[topk.clone(), other]);
-            assert!(text.contains("with sync ParameterServer or syncEvery above 1"), "{text}");
-        }
-        let text = refused(&[local, ("/precision", "F16".into())]);
-        assert_eq!(text, "spec.replay.syncEvery is 2; allowed: 1 with precision F16");
-        let text = refused(&[("/compression", serde_json::json!({ "kind": "F16", "share": 0.5 }))]);
-        assert!(text.starts_with("spec.replay.compression.share is 0.5"), "{text}");
-        let text = refused(&[("/compression", serde_json::json!({ "kind": "TopK", "rank": 2 }))]);
-        assert!(text.starts_with("spec.replay.compression.rank is 2"), "{text}");
-        assert!(job(&[("/compression", serde_json::json!({ "kind": "PowerSgd", "rank": 2 }))]).is_ok());
-    }
-
-    #[test]
     fn members_compute_disjoint_rows_of_each_batch_and_steps_continue_the_sequence() {
         let job = job(&[]).unwrap();
         let data = job.dataset().unwrap();
@@ -487,6 +443,32 @@ mod tests {
         let mut first: Vec<usize> = pass[..180].to_vec();
         first.sort_unstable();
         assert_eq!(first, (0..180).collect::<Vec<_>>(), "the first pass visits every training sample once");
+    }
+
+    #[test]
+    fn tropical_layers_of_a_manifest_are_trained_also_within_residual_blocks() {
+        let layers = serde_json::json!([
+            { "dense": 16, "activation": "Tanh" },
+            { "tropical": 12, "activation": "Tanh" },
+            { "residual": [{ "tropical": 12 }] },
+            { "dense": 1 },
+        ]);
+        let job = job(&[("/model/layers", layers)]).unwrap();
+        let data = job.dataset().unwrap();
+        let mut trainer = job.trainer().unwrap();
+        let before = trainer.model().clone();
+        let loss = job.spec.loss.kind;
+        for step in 0..150 {
+            let (range, order) = job.part(0, 1);
+            let rows = Rows::of(trainer.model(), &data, &job.samples(0, &data, step, &range)[0]);
+            trainer.step(&[rows.labeled(0).unwrap()], &order, &mut crate::Alone).unwrap();
+        }
+        for name in ["layers.1.weight", "layers.1.bias", "layers.2.layers.0.weight"] {
+            assert_ne!(trainer.model().tensor(name), before.tensor(name), "{name}");
+        }
+        let (before, after) =
+            (evaluate(&before, loss, &data).unwrap(), evaluate(trainer.model(), loss, &data).unwrap());
+        assert!(after.squared_error < 0.5 * before.squared_error, "{before:?} {after:?}");
     }
 
     #[test]

@@ -13,12 +13,15 @@
 //!   parameters and optimizer state keep the same bits on every member ([`Trainer::digest`]).
 #![forbid(unsafe_code)]
 
+mod automatic;
 mod average;
 pub mod balance;
 pub mod baseline;
 pub mod boosted;
+mod buckets;
 pub mod buffer;
 mod check_parallelism;
+mod check_sums;
 mod checkpoint;
 mod compression;
 pub mod dataset;
@@ -29,16 +32,19 @@ mod ensemble_checkpoint;
 mod in_process;
 pub mod job;
 mod models;
+mod one_bit;
 mod prediction;
 mod private;
 mod reduce;
 mod rows;
 pub mod sharing;
 mod specification;
+mod stages;
 pub mod table;
 mod throughput;
 mod trainer;
 
+pub use automatic::{AutomaticCompression, CompressionLevel, CompressionSwitch, StepTimes};
 pub use checkpoint::{Checkpoint, CheckpointError, FileEntry, Manifest, TensorEntry};
 pub use compression::{GradientCompression, GradientEncoding};
 pub use ensemble::{Ensemble, EnsembleStep};
@@ -47,6 +53,7 @@ pub use in_process::{InProcess, InProcessError};
 pub use prediction::{Prediction, evaluate_all, predict_all};
 pub use private::{NoiseSecret, PrivacyCharge, PrivacySpec, PrivateGradient};
 pub use reduce::{Alone, CompressedSum, LocalGradient, LowRankSum, Reduce, Round, SumError};
+pub use stages::StagePlace;
 pub use throughput::{TimeModel, TimeObserver};
 pub use trainer::{
     Counters, LocalStep, Normalization, StepOutcome, StepReport, SummationOrder, TrainError, Trainer, TrainerError,

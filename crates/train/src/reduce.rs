@@ -1,14 +1,16 @@
 //! What a training step needs of a group: the sum of gradients and of loss moments over its members.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use engram_collective::compress::{self, Compression};
 use engram_collective::low_rank::LowRank;
 use engram_neural::tree::{Node, TreeError, combine};
-use engram_neural::{GradientSum, Moments};
+use engram_neural::{GradientSum, Moments, StageLink};
 use thiserror::Error;
 
 use crate::private::PrivateGradient;
+use crate::stages::StagePlace;
 
 /// A member's part of a gradient.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +23,14 @@ pub enum LocalGradient {
         /// Number of leaves of the whole group; a power of two.
         leaves: u32,
         /// The member's maximal subtrees.
+        sums: Vec<(Node, GradientSum)>,
+    },
+    /// Sums of all subtrees of the group, of which the member has computed some parameters of some: -0, which changes no sum, stands for the others.
+    /// The group adds each subtree over the members, and the subtrees along the tree.
+    Stages {
+        /// Number of leaves of the whole group; a power of two.
+        leaves: u32,
+        /// All subtrees, the same on all members.
         sums: Vec<(Node, GradientSum)>,
     },
     /// One sum, compressed. The group adds the decoded sums in rank order.
@@ -163,6 +173,23 @@ pub trait Reduce {
     /// # Errors
     /// A member left, or a deadline passed.
     fn gradient(&mut self, local: &LocalGradient) -> Result<GradientSum, Self::Error>;
+
+    /// Ranges of a gradient that the group reduces one by one, see [`Trainer::buckets`](crate::Trainer::buckets); empty: as a whole.
+    fn buckets(&self) -> &[Range<usize>] {
+        &[]
+    }
+
+    /// Calls `compute` with a function that takes the values of each of [`Reduce::buckets`], in order, as soon as they are final for this member, and
+    /// reduces them meanwhile. A failure does not end the computation: it is that of the next [`Reduce::gradient`], which must be of the same gradient.
+    /// The default reduces nothing before that.
+    fn overlap<T>(&mut self, compute: impl FnOnce(&mut dyn FnMut(&[f32])) -> T) -> T {
+        compute(&mut |_| {})
+    }
+
+    /// Connections to the other stages of a pipeline for one batch; `None` where members are no stages.
+    fn stage_link(&mut self, _place: StagePlace) -> Option<&mut dyn StageLink<Error = Self::Error>> {
+        None
+    }
 }
 
 /// A group of one member.
@@ -199,6 +226,7 @@ pub(crate) fn sum_gradients(parts: &[&LocalGradient]) -> Result<GradientSum, Sum
     let mut total: Option<GradientSum> = None;
     let (mut subtrees, mut compressed, mut factored) = (Vec::new(), Vec::new(), Vec::new());
     let mut private: Vec<&PrivateGradient> = Vec::new();
+    let mut stages: Vec<(Node, GradientSum)> = Vec::new();
     let mut leaf_count = 0;
     for part in parts {
         match part {
@@ -210,11 +238,20 @@ pub(crate) fn sum_gradients(parts: &[&LocalGradient]) -> Result<GradientSum, Sum
                 leaf_count = *leaves;
                 subtrees.extend(sums.iter().cloned());
             }
+            LocalGradient::Stages { leaves, sums } => {
+                leaf_count = *leaves;
+                if stages.is_empty() {
+                    stages.clone_from(sums);
+                } else {
+                    stages.iter_mut().zip(sums).for_each(|((_, total), (_, sum))| total.add(sum));
+                }
+            }
             LocalGradient::Compressed(sum) => compressed.push(sum),
             LocalGradient::LowRank(sum) => factored.push(sum),
             LocalGradient::Private(sum) => private.push(sum),
         }
     }
+    subtrees.append(&mut stages);
     if !private.is_empty() {
         assert_eq!(private.len(), parts.len(), "members use different orders of summation");
         return PrivateGradient::release(&private).map_err(|_| SumError::Private);

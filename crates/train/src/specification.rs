@@ -70,9 +70,12 @@ pub(crate) fn trainer_spec(run: &ReplayRun) -> TrainerSpec {
                 CompressionKind::F16 => GradientEncoding::F16,
                 CompressionKind::TopK => GradientEncoding::TopK,
                 CompressionKind::PowerSgd => GradientEncoding::PowerSgd,
+                CompressionKind::OneBitAdam => GradientEncoding::OneBitAdam,
+                CompressionKind::Automatic => GradientEncoding::Automatic,
             },
             share: it.share,
             rank: it.rank.map(|rank| rank as usize),
+            warmup_steps: it.warmup_steps.or_else(|| default_warmup(it.kind, run.steps)),
             samples: (run.batch * run.accumulate) as usize,
         }),
         privacy: None,
@@ -80,8 +83,13 @@ pub(crate) fn trainer_spec(run: &ReplayRun) -> TrainerSpec {
     }
 }
 
+/// A fifth of the steps, with `OneBitAdam`.
+fn default_warmup(kind: CompressionKind, steps: u64) -> Option<u64> {
+    (kind == CompressionKind::OneBitAdam).then(|| (steps / 5).max(1))
+}
+
 fn layer(layer: &ReplayLayer, initializer: Initializer) -> LayerSpec {
-    let has_weights = layer.dense.or(layer.feature_bag).or(layer.feature_attention).is_some();
+    let has_weights = layer.dense.or(layer.feature_bag).or(layer.feature_attention).or(layer.tropical).is_some();
     LayerSpec {
         dense: layer.dense.map(|width| width as usize),
         dropout: layer.dropout.map(|probability| probability as f32),
@@ -89,6 +97,7 @@ fn layer(layer: &ReplayLayer, initializer: Initializer) -> LayerSpec {
         residual: layer.residual.as_ref().map(|body| body.iter().map(|it| inner(it, initializer)).collect()),
         feature_bag: layer.feature_bag.map(|width| width as usize),
         feature_attention: layer.feature_attention.map(|width| width as usize),
+        tropical: layer.tropical.map(|width| width as usize),
         activation: layer.activation.map(activation),
         inputs: layer.inputs.map(|inputs| inputs as usize),
         heads: layer.heads.map(|heads| heads as usize),
@@ -102,9 +111,10 @@ fn inner(layer: &ResidualLayer, initializer: Initializer) -> LayerSpec {
         dense: layer.dense.map(|width| width as usize),
         dropout: layer.dropout.map(|probability| probability as f32),
         layer_norm: layer.layer_norm.as_ref().map(norm),
+        tropical: layer.tropical.map(|width| width as usize),
         activation: layer.activation.map(activation),
         inputs: layer.inputs.map(|inputs| inputs as usize),
-        initializer: layer.dense.map(|_| initializer),
+        initializer: layer.dense.or(layer.tropical).map(|_| initializer),
         ..LayerSpec::default()
     }
 }

@@ -5,17 +5,20 @@ use std::ops::Range;
 use engram_federated::error::InvalidInput;
 use engram_neural::tree::Node;
 use engram_neural::{
-    BatchError, GradientEngine, GradientSum, LabeledBatch, LeafSplit, Loss, LossScaler, LossSpec, Model, ModelSpec,
-    Moments, Optimizer, OptimizerSpec, PipelinedEngine, Precision, RandomStep, SampleErrors, ScalerDecision,
-    ScalerSpec, Schedule, ScheduleSpec, SettingError, SpecError, clip_factor, global_norm,
+    BatchError, DeviceEngine, GradientEngine, GradientSum, LabeledBatch, LeafSplit, Loss, LossScaler, LossSpec, Model,
+    ModelSpec, Moments, Optimizer, OptimizerSpec, PipelinedEngine, Precision, RandomStep, SampleErrors, ScalerDecision,
+    ScalerSpec, Schedule, ScheduleSpec, SettingError, SpecError, StagedEngine, clip_factor, global_norm,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::compression::{Factors, GradientCompression};
+use crate::automatic::AutomaticCompression;
+use crate::compression::{Factors, GradientCompression, GradientEncoding};
+use crate::one_bit::OneBit;
 use crate::private::{NoiseSecret, PrivacySpec};
 use crate::reduce::{LocalGradient, Reduce};
+use crate::stages::StagePlace;
 
 /// What is trained and how.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -97,6 +100,11 @@ pub enum TrainerError {
     /// Members that update alone would have different loss scales, and send no gradients.
     #[error("localUpdates is {0}; allowed: 1 with loss scaling, compression or precision F16, otherwise 1 or more")]
     LocalUpdates(u32),
+    /// Means of gradients are neither clipped nor scaled, and are divided by samples.
+    #[error(
+        "compression.kind is OneBitAdam, allowed with AdamW, normalization Samples, no clipNorm and no loss scaling"
+    )]
+    OneBitAdam,
 }
 
 /// A step that failed. The trainer is unchanged.
@@ -222,8 +230,12 @@ pub struct Trainer {
     pub(crate) counters: Counters,
     /// Lost by the compression of this member's sums so far; empty without compression. It differs between members.
     pub(crate) feedback: Vec<f32>,
-    /// With `PowerSgd`: the approximation of gradients, equal on all members.
+    /// With `PowerSgd` and `Automatic`: the approximation of gradients, equal on all members.
     pub(crate) factors: Option<Factors>,
+    /// With `Automatic`: its level, and what the next one follows from.
+    pub(crate) automatic: Option<AutomaticCompression>,
+    /// With `OneBitAdam`: when it begins, and what follows from the optimizer then.
+    pub(crate) one_bit: Option<OneBit>,
     /// With privacy: what noise follows from.
     pub(crate) noise_secret: Option<NoiseSecret>,
     /// With privacy: steps charged to the budget, the one in progress included.
@@ -235,8 +247,13 @@ pub struct Trainer {
     pub(crate) loss: Loss,
     pub(crate) schedule: Schedule,
     pub(crate) engine: GradientEngine,
+    /// Computes instead of the engine what its device can, with order `Rank`.
+    pub(crate) device: Option<DeviceEngine>,
     /// Computes instead of the engine where the devices of the worker share a batch.
     pub(crate) pipelines: Option<PipelinedEngine>,
+    /// Computes instead of the engine where members are stages of pipelines, while there is a place.
+    pub(crate) staged: Option<StagedEngine>,
+    pub(crate) place: Option<StagePlace>,
 }
 
 impl Trainer {
@@ -259,6 +276,7 @@ impl Trainer {
         if let Some(compression) = &spec.compression {
             compression.check()?;
         }
+        let one_bit = OneBit::of(spec)?;
         let is_local = spec.local_updates > 1;
         let has_scale = spec.scaler.is_some() || spec.precision == Precision::F16;
         if spec.local_updates == 0 || is_local && (has_scale || spec.compression.is_some()) {
@@ -273,12 +291,17 @@ impl Trainer {
             counters: Counters::default(),
             feedback: vec![0.0; feedback],
             factors: spec.compression.as_ref().and_then(|it| it.factors(model.views())),
+            automatic: spec.compression.filter(|it| it.kind == GradientEncoding::Automatic).map(|_| Default::default()),
+            one_bit,
             noise_secret: None,
             charged: 0,
             update: 0,
             schedule: Schedule::new(spec.schedule)?,
             engine: GradientEngine::with_precision(spec.precision),
+            device: None,
             pipelines: None,
+            staged: None,
+            place: None,
             spec: spec.clone(),
             model,
             loss,
@@ -313,11 +336,7 @@ impl Trainer {
     /// Fingerprint of parameters, optimizer state, scaler and counters: equal on all members after each step.
     pub fn digest(&self) -> u128 {
         let mut hash = Xxh3::new();
-        let mut floats = |values: &[f32]| {
-            for chunk in values.chunks(4096) {
-                hash.update(&chunk.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>());
-            }
-        };
+        let mut floats = |values: &[f32]| hash.update(bytemuck::cast_slice(values));
         floats(self.model.parameters());
         self.optimizer.state().iter().for_each(|(_, values)| floats(values));
         if let Some(factors) = &self.factors {
@@ -337,6 +356,8 @@ impl Trainer {
         ] {
             hash.update(&number.to_le_bytes());
         }
+        let automatic = self.automatic.iter().flat_map(AutomaticCompression::numbers);
+        automatic.for_each(|number| hash.update(&number.to_le_bytes()));
         hash.digest128()
     }
 
@@ -387,31 +408,63 @@ impl Trainer {
         }
         let mut samples = SampleErrors::default();
         let mut sums: Vec<(Node, GradientSum)> = Vec::new();
-        for data in batches {
+        let buckets = reduce.buckets().to_vec();
+        for (number, data) in batches.iter().enumerate() {
             let is_forwarded = self.loss.needs_moments() && batches.len() == 1;
-            let (parts, errors) = self.gradient(data, order, random, &moments, is_forwarded)?;
+            let is_final = number + 1 == batches.len() && !buckets.is_empty();
+            let (parts, errors) = match self.place {
+                Some(place) => self.stage_gradient(data, order, random, place, reduce)?,
+                None if is_final => {
+                    let (how, of_group) = ((order, random), (&moments, is_forwarded));
+                    let earlier = sums.first().map(|(_, sum)| sum);
+                    reduce
+                        .overlap(|on_final| self.gradient_by_bucket(data, how, of_group, &buckets, earlier, on_final))?
+                }
+                None => self.gradient(data, order, random, &moments, is_forwarded)?,
+            };
             samples.losses.extend(errors.losses);
             samples.errors.extend(errors.errors);
             self.accumulate(&mut sums, parts);
+        }
+        if let Some(place) = self.place {
+            let gradient = self.stage_part(sums, order, place);
+            return Ok(LocalStep { step: self.counters.step, gradient, moments, samples, feedback: None });
         }
         let mut feedback = None;
         let gradient = match order {
             SummationOrder::Rank { .. } => {
                 let zero = || GradientSum { values: vec![0.0; self.model.parameter_count()], ..GradientSum::default() };
                 let sum = sums.pop().map_or_else(zero, |(_, sum)| sum);
-                match (&self.spec.compression, &self.factors) {
-                    (_, Some(factors)) => LocalGradient::LowRank(factors.correct(&sum, &self.feedback)),
-                    (Some(compression), None) => {
-                        let (sum, lost) = compression.compress(&sum, &self.feedback);
-                        feedback = Some(lost);
-                        LocalGradient::Compressed(sum)
-                    }
-                    (None, None) => LocalGradient::Sum(sum),
-                }
+                let (gradient, lost) = self.encode(sum);
+                feedback = lost;
+                gradient
             }
             SummationOrder::PartitionInvariant { leaves, .. } => LocalGradient::Subtrees { leaves: *leaves, sums },
         };
         Ok(LocalStep { step: self.counters.step, gradient, moments, samples, feedback })
+    }
+
+    /// Encodes a sum as it travels; returns it with what the next sums of this member make up for.
+    fn encode(&mut self, mut sum: GradientSum) -> (LocalGradient, Option<Vec<f32>>) {
+        if let Some(one_bit) = &mut self.one_bit {
+            return one_bit.encode(&self.optimizer, sum, &self.feedback);
+        }
+        match (self.encoding(), &self.spec.compression, &self.factors) {
+            (Some(GradientEncoding::PowerSgd), _, Some(factors)) => {
+                (LocalGradient::LowRank(factors.correct(&sum, &self.feedback)), None)
+            }
+            (Some(kind), Some(compression), _) => {
+                let compression = GradientCompression { kind, ..*compression };
+                let (sum, lost) = compression.compress(&sum, &self.feedback);
+                (LocalGradient::Compressed(sum), Some(lost))
+            }
+            _ => {
+                if self.is_flushing() {
+                    sum.values.iter_mut().zip(&self.feedback).for_each(|(value, lost)| *value += lost);
+                }
+                (LocalGradient::Sum(sum), None)
+            }
+        }
     }
 
     fn accumulate(&mut self, sums: &mut Vec<(Node, GradientSum)>, parts: Vec<(Node, GradientSum)>) {
@@ -452,6 +505,9 @@ impl Trainer {
         reduced: &GradientSum,
     ) -> Result<StepReport, TrainError<E>> {
         let step = local.step;
+        let one_bit = self.one_bit.as_ref().filter(|_| OneBit::encoded(&local.gradient));
+        let mean = one_bit.map(|it| (it.expand(reduced), it.warmup()));
+        let reduced = mean.as_ref().map_or(reduced, |(sum, _)| sum);
         let scale = self.scaler.scale();
         let rate = self.schedule.rate(self.counters.updates);
         let divisor = match self.spec.normalization {
@@ -475,7 +531,13 @@ impl Trainer {
             let clip = self.spec.clip_norm.map_or(1.0, |max| clip_factor(gradient_norm, f64::from(max)));
             let views = self.model.views().to_vec();
             let factor = (unscale * clip) as f32;
-            self.optimizer.step(self.model.parameters_mut(), &reduced.values, &views, factor, rate);
+            let parameters = self.model.parameters_mut();
+            match &mean {
+                Some((_, frozen_at)) => {
+                    self.optimizer.step_to_mean(parameters, (&reduced.values, factor), &views, *frozen_at, rate);
+                }
+                None => self.optimizer.step(parameters, &reduced.values, &views, factor, rate),
+            }
             self.counters.updates += 1;
             StepOutcome::Applied
         };
@@ -484,12 +546,20 @@ impl Trainer {
         if let Some(feedback) = local.feedback {
             self.feedback = feedback;
         }
+        // A step that is skipped does not apply what was lost.
+        if let Some(automatic) = self.automatic.as_mut().filter(|it| it.is_flushing && outcome == StepOutcome::Applied)
+        {
+            automatic.is_flushing = false;
+            self.feedback.fill(0.0);
+        }
         if let (LocalGradient::LowRank(own), Some(factors), true) = (&local.gradient, &mut self.factors, finite) {
             self.feedback = factors.finish(own, reduced);
         }
         match local.gradient {
             LocalGradient::Sum(sum) => self.recycle(sum),
-            LocalGradient::Subtrees { sums, .. } => sums.into_iter().for_each(|(_, sum)| self.recycle(sum)),
+            LocalGradient::Subtrees { sums, .. } | LocalGradient::Stages { sums, .. } => {
+                sums.into_iter().for_each(|(_, sum)| self.recycle(sum));
+            }
             LocalGradient::Compressed(_) | LocalGradient::LowRank(_) | LocalGradient::Private(_) => {}
         }
         Ok(StepReport { step, outcome, samples: reduced.samples, loss, gradient_norm, rate, scale })

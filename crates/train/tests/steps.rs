@@ -462,10 +462,11 @@ fn checkpoint_restores_at_any_number_of_members_with_the_same_next_step() {
             threads.into_iter().map(|t| t.join().unwrap()).collect()
         })
     };
-    let saved = invariant(fresh(4), 3)[0].0.checkpoint(1, 4, BTreeMap::new()).unwrap();
+    let trained: Vec<Trainer> = invariant(fresh(4), 3).into_iter().map(|(trainer, _)| trainer).collect();
+    let saved = trained[0].checkpoint(1, 4, BTreeMap::new()).unwrap();
     let restored = |world: usize| (0..world).map(|_| Trainer::restore(&spec(), &saved).unwrap().0).collect();
-    let (expected, loss) = &invariant(restored(4), 2)[0];
-    for world in [1, 2, 3, 5] {
+    let (expected, loss) = &invariant(trained, 2)[0];
+    for world in 1..=5 {
         for (trainer, own_loss) in invariant(restored(world), 2) {
             assert_eq!((trainer.digest(), own_loss), (expected.digest(), *loss), "{world} members");
         }
@@ -498,6 +499,11 @@ fn damaged_foreign_and_incomplete_checkpoints_are_refused() {
         serde_saphyr::from_str(&SPEC.replace("{ kind: AdamW, weightDecay: 0.01 }", "{ kind: Sgd, momentum: 0.5 }"))
             .unwrap();
     assert!(refused(&sgd, &saved).starts_with("checkpoint is of optimizer AdamW { beta1: 0.9,"));
+    for at in 0..saved.manifest.len() {
+        let mut damaged = saved.clone();
+        damaged.manifest[at] ^= 4;
+        assert!(damaged.verify().is_err(), "bit of byte {at} of the manifest");
+    }
     let mut newer = saved.clone();
     newer.manifest = String::from_utf8(newer.manifest).unwrap().replace("\"format\": 1", "\"format\": 2").into_bytes();
     assert_eq!(refused(&spec(), &newer), "manifest.json: format is 2, expected 1");

@@ -17,7 +17,6 @@ mod layer;
 mod matrix;
 mod network;
 mod product;
-mod smooth;
 mod vector;
 mod viterbi;
 pub mod winner;
@@ -25,9 +24,11 @@ pub mod winner;
 pub use attention::winner_takes_all;
 pub use cycle::cycle_mean;
 pub use error::Error;
-pub use layer::{Gradient, Layer, LayerOutput};
+pub use layer::{
+    Gradient, Layer, LayerOutput, LayerView, SmoothOutput, add_input_gradient, add_parameter_gradient, smooth_backward,
+    smooth_forward,
+};
 pub use matrix::{Matrix, Semiring};
 pub use network::{Network, NetworkGradient, NetworkShape};
 pub use product::{power, product, product_rows};
-pub use smooth::{SmoothOutput, smooth_backward, smooth_forward};
 pub use viterbi::{HiddenMarkovModel, Path};

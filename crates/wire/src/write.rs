@@ -108,7 +108,7 @@ impl WriteRequest {
             }
             WriteBody::Items(_) => {
                 let parts = writes.filter_map(items).collect();
-                Self::Items(v1::WriteItemsRequest { session, parts, wait_ms: 0 })
+                Self::Items(v1::WriteItemsRequest { session, parts, ..Default::default() })
             }
         })
     }

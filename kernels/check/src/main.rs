@@ -78,7 +78,7 @@ struct Options {
     /// Output file for the results, as JSON
     #[arg(long, value_name = "FILE", default_value = "gpu-check.json")]
     json: PathBuf,
-    /// Run only checks whose names start with one of these: passes, multiple-devices, history, drivers, failures, sanitizer, bench
+    /// Run only checks whose names start with one of these: passes, training, multiple-devices, history, drivers, failures, sanitizer, bench
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 }

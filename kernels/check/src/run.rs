@@ -54,8 +54,10 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn correctness(&mut self) -> Result<()> {
-        let Options { device: _, updates, rounds, contexts, .. } = *self.options;
+        let Options { device: _, updates, rounds, contexts, memories, repeats, .. } = *self.options;
         self.check("passes", |run| run.part("passes", &[("--rounds", rounds)]))?;
+        let of_training = [("--memories", memories), ("--repeats", repeats as u64)];
+        self.check("training", |run| run.part("training", &of_training))?;
         let of_several = [("--rounds", rounds), ("--contexts", u64::from(contexts))];
         self.check("multiple-devices", |run| run.part("multiple-devices", &of_several))?;
         self.check("history", |run| run.histories(updates, u64::from(contexts)))?;

@@ -96,6 +96,7 @@ fn all_checks_pass_and_missing_programs_are_skipped() {
         named("passed"),
         [
             "passes",
+            "training",
             "multiple-devices",
             "history",
             "drivers",
@@ -110,6 +111,8 @@ fn all_checks_pass_and_missing_programs_are_skipped() {
             "bench-torch"
         ]
     );
+    let training = checks.iter().find(|it| it.0 == "training").unwrap().2;
+    assert!(training.contains("agree with the CPU") && training.contains("a step of 128 samples"), "{training}");
     assert_eq!(results["device"]["name"], "emulated 0");
     assert_eq!(results["device"]["capability"], "9.0");
 
@@ -158,7 +161,7 @@ fn failures_are_reported_and_other_checks_continue() {
         &format!("case $2 in racecheck) {hazards} ;; memcheck) exit 0 ;; *) {SUMMARY} ;; esac"),
     );
     let failing = [("CUDA_HOST_FAIL", "cuLaunchKernel:9:700")];
-    let output = machine.check(&failing, &[&SMALL[..], &["--only", "passes,sanitizer"]].concat());
+    let output = machine.check(&failing, &[&SMALL[..], &["--only", "passes,training,sanitizer"]].concat());
     assert_eq!(output.status.code(), Some(1), "{}", printed(&output));
     let results = machine.results();
     let checks = checks(&results);
@@ -167,10 +170,14 @@ fn failures_are_reported_and_other_checks_continue() {
         (check.1, check.2)
     };
     assert!(matches!(outcome("passes"), ("failed", why) if why.contains("code: 700")), "{checks:?}");
+    assert!(
+        matches!(outcome("training"), ("failed", why) if why.contains("the device failed: gpu failed")),
+        "{checks:?}"
+    );
     assert!(matches!(outcome("sanitizer-racecheck"), ("failed", why) if why.contains("2 hazards")), "{checks:?}");
     assert!(matches!(outcome("sanitizer-memcheck"), ("failed", why) if why.contains("no summary")), "{checks:?}");
     assert_eq!(outcome("sanitizer-synccheck").0, "passed");
-    assert!(printed(&output).contains("1 passed, 3 failed, 0 skipped"));
+    assert!(printed(&output).contains("1 passed, 4 failed, 0 skipped"));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! [`Mirror`] for a GPU.
 
-use super::epoch_sequence::EpochSequences;
-use super::rank::SlotLists;
+use super::passes::epoch_sequence::EpochSequences;
+use super::passes::rank::SlotLists;
 use super::{Driver, Gpu};
 use crate::mirror::Mirror;
 use crate::{Device, Error, Slot, Tile, TileId};

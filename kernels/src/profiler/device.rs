@@ -2,8 +2,10 @@
 
 use super::{Kind, Recorder};
 use crate::recall::{RecallMatch, RecallRequest};
-use crate::{Device, Error, GroupUpdate, Info, MirrorStatus, Order, Scope, Segment, Slot, Tile, TileId, Tiles, Update};
-use engram_memory::{Digest, Group, Histogram, MemoryId, QualityVector};
+use crate::{
+    Device, DigestRequest, Error, GroupUpdate, Info, MirrorStatus, RankRequest, Segment, Slot, Tile, TileId, Update,
+};
+use engram_memory::{Digest, Group, Histogram, QualityVector};
 
 /// Records each pass of a device as a span: a copy for rows to or from it, a wait for passes of its GPUs ([`Device::mirror_status`]), a kernel
 /// otherwise.
@@ -98,36 +100,16 @@ impl<D: Device> Device for ProfiledDevice<D> {
         self.pass("histogram", |device| device.histogram(segments, bits))
     }
 
-    fn rank(
-        &mut self,
-        segments: &[Segment],
-        scope: Scope,
-        order: Order,
-        limit: Option<usize>,
-        ids: &Tiles<MemoryId>,
-        out: &mut Vec<(Slot, u32)>,
-    ) -> Result<(), Error> {
-        self.pass("rank", |device| device.rank(segments, scope, order, limit, ids, out))
+    fn rank(&mut self, request: &RankRequest<'_>, out: &mut Vec<(Slot, u32)>) -> Result<(), Error> {
+        self.pass("rank", |device| device.rank(request, out))
     }
 
-    fn recall(
-        &mut self,
-        segments: &[Segment],
-        request: &RecallRequest<'_>,
-        ids: &Tiles<MemoryId>,
-        out: &mut Vec<RecallMatch>,
-    ) -> Result<(), Error> {
-        self.pass("recall", |device| device.recall(segments, request, ids, out))
+    fn recall(&mut self, request: &RecallRequest<'_>, out: &mut Vec<RecallMatch>) -> Result<(), Error> {
+        self.pass("recall", |device| device.recall(request, out))
     }
 
-    fn digest(
-        &mut self,
-        segments: &[Segment],
-        ids: &Tiles<MemoryId>,
-        content: Option<&Tiles<u128>>,
-        out: &mut Vec<Digest>,
-    ) -> Result<(), Error> {
-        self.pass("digest", |device| device.digest(segments, ids, content, out))
+    fn digest(&mut self, request: &DigestRequest<'_>, out: &mut Vec<Digest>) -> Result<(), Error> {
+        self.pass("digest", |device| device.digest(request, out))
     }
 
     fn export(&mut self, tile: TileId, potentials: &mut Vec<u32>, groups: &mut Vec<u8>) -> Result<(), Error> {

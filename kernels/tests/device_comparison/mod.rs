@@ -4,7 +4,9 @@
 use crate::random_numbers::RandomNumbers;
 use crate::reference_device::{ReferenceDevice, Vectors};
 use engram_kernels::recall::{Query, RecallRequest};
-use engram_kernels::{Device, GroupUpdate, Order, Scope, Segment, Slot, TILE, Tile, Tiles, Update};
+use engram_kernels::{
+    Device, DigestRequest, GroupUpdate, Order, RankRequest, Scope, Segment, Slot, TILE, Tile, Tiles, Update,
+};
 use engram_memory::clock::{Advance, FOLD_AT};
 use engram_memory::{DecayClock, Group, MemoryId, ONE, mix64};
 
@@ -192,7 +194,7 @@ impl DeviceComparison {
         let ids = self.ids.clone();
         self.compare_results(|device| {
             let mut out = vec![(1, 1); 10];
-            device.rank(&segments, scope, order, limit, &ids, &mut out).unwrap();
+            device.rank(&RankRequest { segments: &segments, ids: &ids, scope, order, limit }, &mut out).unwrap();
             out
         });
     }
@@ -229,10 +231,11 @@ impl DeviceComparison {
         let (segments, scope, query) = (self.segments.clone(), self.scope(), Query::new(&query));
         let limit = self.numbers.one_of(&[0, 1, 10, 300, usize::MAX]);
         let (ids, vectors) = (self.ids.clone(), std::mem::replace(&mut self.vectors, Vectors::new(0, 1)));
-        let request = RecallRequest { query: &query, features: vectors.column(), scope, limit };
+        let request =
+            RecallRequest { segments: &segments, ids: &ids, query: &query, features: vectors.column(), scope, limit };
         self.compare_results(|device| {
             let mut out = Vec::new();
-            device.recall(&segments, &request, &ids, &mut out).unwrap();
+            device.recall(&request, &mut out).unwrap();
             out
         });
         self.vectors = vectors;
@@ -263,7 +266,7 @@ impl DeviceComparison {
         for content in [None, Some(&content)] {
             self.compare_results(|device| {
                 let mut out = Vec::new();
-                device.digest(&segments, &ids, content, &mut out).unwrap();
+                device.digest(&DigestRequest { segments: &segments, ids: &ids, content }, &mut out).unwrap();
                 out
             });
         }

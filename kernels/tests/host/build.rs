@@ -64,6 +64,34 @@ fn folder() -> &'static Path {
     })
 }
 
+/// Source of the emulated NCCL.
+const NCCL_SOURCE: &str = "host/libnccl.cpp";
+
+/// Returns the emulated NCCL for an emulated driver.
+///
+/// # Panics
+/// When compilation fails.
+#[allow(dead_code)] // Not every test sums over GPUs.
+pub(crate) fn nccl(driver: &Path) -> PathBuf {
+    let _one = BUILDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".to_owned());
+    let hash = short_hash(&[sources()[NCCL_SOURCE].clone(), driver.display().to_string(), compiler.clone()]);
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kernels-on-cpu/libnccl-{hash}"));
+    let library = out.join("libnccl.so.2");
+    if !library.exists() {
+        fs::create_dir_all(&out).unwrap();
+        let made = library.with_extension(format!("{}", std::process::id()));
+        let mut command = Command::new(&compiler);
+        command.current_dir(folder()).args(["-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror", "-shared"]);
+        command.args(Variant::Library.flags()).arg(NCCL_SOURCE).arg(driver).arg("-o").arg(&made);
+        run(&mut command);
+        // The loader looks for the driver under the name that it has recorded.
+        let _ = std::os::unix::fs::symlink(driver, out.join("libcuda.so.1"));
+        fs::rename(&made, &library).unwrap();
+    }
+    library
+}
+
 /// Serializes builds: tests that need the same program find it built.
 static BUILDING: Mutex<()> = Mutex::new(());
 
@@ -86,8 +114,9 @@ pub(crate) fn program(variant: Variant, bug: Option<&InjectedBug>) -> Option<Pat
     let library = variant == Variant::Library;
     let mut files = sources();
     files.remove(if library { "host/serve.cpp" } else { "host/libcuda.cpp" });
+    files.remove(NCCL_SOURCE);
     if let Some(bug) = bug {
-        let text = files.get_mut(bug.file).unwrap();
+        let text = files.iter_mut().find(|(name, _)| is_file(name, bug.file)).unwrap().1;
         assert_eq!(text.matches(bug.original).count(), 1, "{bug:?} must occur exactly once");
         *text = text.replace(bug.original, bug.replacement);
     }
@@ -135,7 +164,7 @@ pub(crate) fn program(variant: Variant, bug: Option<&InjectedBug>) -> Option<Pat
 /// Returns all kernel sources by path relative to the package.
 fn sources() -> BTreeMap<String, String> {
     let mut files = BTreeMap::new();
-    for part in ["", "host"] {
+    for part in ["cuda", "cuda/include", "host"] {
         for entry in fs::read_dir(folder().join(part)).unwrap() {
             let path = entry.unwrap().path();
             let is_source = |it: &std::ffi::OsStr| ["cu", "cuh", "h", "cpp"].iter().any(|extension| it == *extension);
@@ -150,7 +179,7 @@ fn sources() -> BTreeMap<String, String> {
 
 fn copy(out: &Path, files: &BTreeMap<String, String>) -> PathBuf {
     let to = out.join(format!("modified-{}", short_hash(&files.values().cloned().collect::<Vec<_>>())));
-    fs::create_dir_all(to.join("host")).unwrap();
+    ["cuda/include", "host"].iter().for_each(|part| fs::create_dir_all(to.join(part)).unwrap());
     files.iter().for_each(|(name, text)| fs::write(to.join(name), text).unwrap());
     to
 }
@@ -167,7 +196,7 @@ fn compile(
     let flags = if kernel { variant.flags() } else { variant.runtime_flags() };
     let mut parts = vec![compiler.to_owned(), format!("{flags:?}"), folder().display().to_string()];
     include(name, files, &mut parts);
-    include("host/cuda_host.h", files, &mut parts);
+    include("cuda_host.h", files, &mut parts);
     let object = out.join(format!("{}-{}.o", name.replace(['/', '.'], "-"), short_hash(&parts)));
     if object.exists() {
         return object;
@@ -179,7 +208,7 @@ fn compile(
         command.arg("-Werror"); // An injected bug may leave something unused.
     }
     if kernel {
-        command.args(["-x", "c++", "-include", "host/cuda_host.h"]);
+        command.args(["-x", "c++", "-include", "host/cuda_host.h", "-I", "cuda/include"]);
     }
     let made = object.with_extension(format!("{}", std::process::id()));
     run(command.args(["-c", name, "-o"]).arg(&made));
@@ -189,13 +218,18 @@ fn compile(
 
 /// Collects the content of a file and of its includes.
 fn include(name: &str, files: &BTreeMap<String, String>, parts: &mut Vec<String>) {
-    let Some(text) = files.get(name) else { return };
+    let Some(text) = files.iter().find(|(path, _)| is_file(path, name)).map(|(_, text)| text) else { return };
     parts.push(text.clone());
     for line in text.lines() {
         if let Some(other) = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
             include(other, files, parts);
         }
     }
+}
+
+/// Returns whether a path ends with this file, whose name is unique among the sources.
+fn is_file(path: &str, file: &str) -> bool {
+    path == file || path.rsplit('/').next() == Some(file)
 }
 
 fn short_hash(parts: &[String]) -> String {

@@ -3,13 +3,16 @@
 
 mod algebra;
 mod geodesic;
+mod training;
 
 use crate::random_numbers::RandomNumbers;
 use crate::reference_device::{ReferenceDevice, Vectors};
 use engram_kernels::gpu::Driver;
 use engram_kernels::priority::{Draws, Priorities};
 use engram_kernels::recall::{Query, RecallRequest};
-use engram_kernels::{Device, Gpu, GroupUpdate, Order, Scope, Segment, Slot, TILE, Tile, Tiles, Update};
+use engram_kernels::{
+    Device, DigestRequest, Gpu, GroupUpdate, Order, RankRequest, Scope, Segment, Slot, TILE, Tile, Tiles, Update,
+};
 use engram_memory::clock::{Advance, FOLD_AT};
 use engram_memory::{DecayClock, Group, MemoryId, ONE, mix64};
 use std::collections::HashMap;
@@ -51,10 +54,12 @@ pub(crate) enum Part {
     Networks,
     /// Path features of the geodesic model and their gradients.
     Paths,
+    /// Gradients of networks in training.
+    Training,
 }
 
 /// All parts.
-pub(crate) const PARTS: [Part; 17] = [
+pub(crate) const PARTS: [Part; 18] = [
     Part::Epoch,
     Part::HotEpoch,
     Part::Quality,
@@ -72,6 +77,7 @@ pub(crate) const PARTS: [Part; 17] = [
     Part::OuterProducts,
     Part::Networks,
     Part::Paths,
+    Part::Training,
 ];
 
 /// The last segment: a partial tile, for expensive passes.
@@ -250,6 +256,7 @@ impl<D: Driver> PassChecks<D> {
             Part::Recall => self.recall(),
             Part::MaxPlus | Part::OuterProducts => self.algebra(part),
             Part::Networks | Part::Paths => self.geodesic(part),
+            Part::Training => self.training(),
         }
     }
 
@@ -272,7 +279,7 @@ impl<D: Driver> PassChecks<D> {
         let (segments, ids) = (self.segments.clone(), self.ids.clone());
         self.compare_results(what, |device| {
             let mut out = Vec::new();
-            device.rank(&segments, scope, order, limit, &ids, &mut out).unwrap();
+            device.rank(&RankRequest { segments: &segments, ids: &ids, scope, order, limit }, &mut out).unwrap();
             out
         });
     }
@@ -297,7 +304,7 @@ impl<D: Driver> PassChecks<D> {
         for content in [None, Some(&content)] {
             self.compare_results("a digest", |device| {
                 let mut out = Vec::new();
-                device.digest(&segments, &ids, content, &mut out).unwrap();
+                device.digest(&DigestRequest { segments: &segments, ids: &ids, content }, &mut out).unwrap();
                 out
             });
         }
@@ -373,7 +380,7 @@ impl<D: Driver> PassChecks<D> {
                 offset
             })
             .collect();
-        let draws = Draws { seed: self.numbers.next(), step: 7, count: 500, total: begin };
+        let draws = Draws { seed: self.numbers.next(), step: 7, stream: 0, count: 500, total: begin };
         let drawn = self.gpu.sample(&sums, &offsets, &draws).unwrap();
         let expected: Vec<_> = (0..draws.count)
             .map(|draw| {
@@ -412,11 +419,17 @@ impl<D: Driver> PassChecks<D> {
         let query = Query::new(&query_bits);
         let (segments, ids) = (self.segments.clone(), self.ids.clone());
         for limit in [10, usize::MAX] {
-            let request =
-                RecallRequest { query: &query, features: vectors.column(), scope: Scope::Segment(SMALL), limit };
+            let request = RecallRequest {
+                segments: &segments,
+                ids: &ids,
+                query: &query,
+                features: vectors.column(),
+                scope: Scope::Segment(SMALL),
+                limit,
+            };
             self.compare_results("recall", |device| {
                 let mut out = Vec::new();
-                device.recall(&segments, &request, &ids, &mut out).unwrap();
+                device.recall(&request, &mut out).unwrap();
                 out
             });
             // Changed vectors are transferred again.

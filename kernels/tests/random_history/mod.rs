@@ -3,7 +3,9 @@
 
 use crate::random_numbers::RandomNumbers;
 use engram_kernels::gpu::Driver;
-use engram_kernels::{Cpu, Device, Gpu, Order, Scope, Segment, Slot, TILE, Tile, Tiles, Update};
+use engram_kernels::{
+    Cpu, Device, DigestRequest, Gpu, Order, RankRequest, Scope, Segment, Slot, TILE, Tile, Tiles, Update,
+};
 use engram_memory::clock::Advance;
 use engram_memory::{DecayClock, Digest, Group, MemoryId, ONE};
 
@@ -90,7 +92,9 @@ impl<D: Driver> History<D> {
     fn digest(&mut self) {
         let of = |device: &mut dyn Device| {
             let mut out: Vec<Digest> = Vec::new();
-            device.digest(&self.segments, &self.ids, None, &mut out).unwrap();
+            device
+                .digest(&DigestRequest { segments: &self.segments, ids: &self.ids, content: None }, &mut out)
+                .unwrap();
             out
         };
         assert!(of(&mut self.cpu) == of(&mut self.gpu), "digests differ after {:?}", self.done);
@@ -149,8 +153,9 @@ impl<D: Driver> History<D> {
         let (segments, ids) = (self.segments.clone(), self.ids.clone());
         let (mut victims, mut of_gpu) = (Vec::new(), Vec::new());
         let (scope, order) = (Scope::Segment(segment), Order::LightestFirst);
-        self.cpu.rank(&segments, scope, order, Some(41), &ids, &mut victims).unwrap();
-        self.gpu.rank(&segments, scope, order, Some(41), &ids, &mut of_gpu).unwrap();
+        let request = RankRequest { segments: &segments, ids: &ids, scope, order, limit: Some(41) };
+        self.cpu.rank(&request, &mut victims).unwrap();
+        self.gpu.rank(&request, &mut of_gpu).unwrap();
         assert!(victims == of_gpu, "victims differ after {:?}", self.done);
         let mut slots: Vec<_> = victims.into_iter().map(|victim| victim.0).collect();
         slots.sort_unstable_by(|a, b| b.cmp(a));

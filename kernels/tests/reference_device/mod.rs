@@ -4,11 +4,12 @@ mod vectors;
 
 use engram_kernels::recall::{RecallMatch, RecallRequest};
 use engram_kernels::{
-    Device, Error, GroupUpdate, Info, Order, Scope, Segment, Slot, TILE, Tile, TileId, Tiles, Update,
+    Device, DigestRequest, Error, GroupUpdate, Info, Order, RankRequest, Scope, Segment, Slot, TILE, Tile, TileId,
+    Update,
 };
 use engram_memory::clock::folded;
 use engram_memory::law::rank_order;
-use engram_memory::{DecayClock, Digest, Group, Histogram, MemoryId, QualityVector, Weight};
+use engram_memory::{DecayClock, Digest, Group, Histogram, QualityVector, Weight};
 
 pub(crate) use vectors::Vectors;
 
@@ -122,15 +123,8 @@ impl Device for ReferenceDevice {
         Ok(histogram)
     }
 
-    fn rank(
-        &mut self,
-        segments: &[Segment],
-        scope: Scope,
-        order: Order,
-        limit: Option<usize>,
-        ids: &Tiles<MemoryId>,
-        out: &mut Vec<(Slot, u32)>,
-    ) -> Result<(), Error> {
+    fn rank(&mut self, request: &RankRequest<'_>, out: &mut Vec<(Slot, u32)>) -> Result<(), Error> {
+        let RankRequest { segments, ids, scope, order, limit } = *request;
         let shown = |slot: Slot| !segments[self.segment(slot) as usize].hidden;
         let in_scope = |&slot: &Slot| match scope {
             Scope::All => shown(slot),
@@ -148,13 +142,8 @@ impl Device for ReferenceDevice {
         Ok(())
     }
 
-    fn recall(
-        &mut self,
-        segments: &[Segment],
-        request: &RecallRequest<'_>,
-        ids: &Tiles<MemoryId>,
-        out: &mut Vec<RecallMatch>,
-    ) -> Result<(), Error> {
+    fn recall(&mut self, request: &RecallRequest<'_>, out: &mut Vec<RecallMatch>) -> Result<(), Error> {
+        let RecallRequest { segments, ids, .. } = *request;
         let width = 2 * request.features.dimension;
         let alike = |slot: Slot| {
             let (tile, offset) = (slot as usize / TILE, slot as usize % TILE);
@@ -181,13 +170,8 @@ impl Device for ReferenceDevice {
         Ok(())
     }
 
-    fn digest(
-        &mut self,
-        segments: &[Segment],
-        ids: &Tiles<MemoryId>,
-        content: Option<&Tiles<u128>>,
-        out: &mut Vec<Digest>,
-    ) -> Result<(), Error> {
+    fn digest(&mut self, request: &DigestRequest<'_>, out: &mut Vec<Digest>) -> Result<(), Error> {
+        let DigestRequest { segments, ids, content } = *request;
         *out = vec![Digest::default(); segments.len()];
         for slot in self.slots() {
             let content = content.map_or(0, |content| content.get(slot));

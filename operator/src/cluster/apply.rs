@@ -3,21 +3,74 @@
 use engram_api::Size;
 use engram_mapstore::MapLocation;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy};
-use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::cluster::observe::is_owned;
-use crate::cluster::plan::{Action, Applied, Plan};
+use crate::cluster::coordination::SteerError;
+use crate::cluster::plan::{Action, Plan};
 use crate::cluster::validate::ValidatedCluster;
 use crate::context::{Context, Key};
-use crate::kube::api_request::{Error, request};
-use crate::kube::resource_kinds::{CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
+use crate::kube::api_object::{ApiObject, NotOwned, is_owned};
+use crate::kube::api_request::{RequestError, WriteError, check_leader, request};
+use crate::kube::failure::{Cause, Failure};
+use crate::kube::resource_kinds::{CERTIFICATE, CLAIM, CLUSTER, Kind, MAP, POD, SET, built};
 use crate::names::REPLACE;
+use crate::pki::issuance;
+use crate::pki::provided_certificate::CertificateProblem;
 
 /// Field manager of built objects.
 const MANAGER: &str = "engram-operator";
-/// Field manager of statuses.
-const STATUS_MANAGER: &str = "engram-operator-status";
+
+/// Why a plan was not applied completely.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApplyError {
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error(transparent)]
+    NotOwned(#[from] NotOwned),
+    /// The coordinator was not updated, so nothing was applied.
+    #[error(transparent)]
+    Steer(SteerError),
+}
+
+impl From<RequestError> for ApplyError {
+    fn from(error: RequestError) -> Self {
+        Self::Write(error.into())
+    }
+}
+
+impl Failure for ApplyError {
+    fn root_cause(&self) -> Cause<'_> {
+        match self {
+            Self::Write(error) => error.root_cause(),
+            Self::NotOwned(_) => Cause::NotOwned,
+            Self::Steer(error) => error.root_cause(),
+        }
+    }
+}
+
+/// The result of an application: up to the step that failed.
+#[derive(Debug)]
+pub(crate) struct Applied {
+    pub(crate) result: Result<(), ApplyError>,
+    /// Why the Certificate of the cluster could not be applied.
+    pub(crate) rejected_certificate: Option<CertificateProblem>,
+}
+
+impl Plan {
+    /// Returns the plan after its application: why its Certificate could not be applied, if it could not, or the step that failed.
+    fn applied(self, result: Result<Option<CertificateProblem>, ApplyError>) -> Plan<Applied> {
+        let (result, rejected_certificate) = match result {
+            Ok(rejected) => (Ok(()), rejected),
+            Err(error) => (Err(error), None),
+        };
+        self.with_stage(Applied { result, rejected_certificate })
+    }
+
+    /// Returns a plan of which nothing was applied, since the coordinator was not updated.
+    pub(crate) fn unapplied(self, error: SteerError) -> Plan<Applied> {
+        self.applied(Err(ApplyError::Steer(error)))
+    }
+}
 
 /// Applies `plan`. Steps before an error stay applied: the next plan continues from there.
 pub(crate) async fn apply(context: &Context, cluster: &ValidatedCluster, plan: Plan) -> Plan<Applied> {
@@ -29,51 +82,54 @@ pub(crate) async fn apply(context: &Context, cluster: &ValidatedCluster, plan: P
     plan.applied(result)
 }
 
-async fn apply_steps(context: &Context, cluster: &ValidatedCluster, plan: &Plan) -> Result<(), Error> {
+async fn apply_steps(
+    context: &Context,
+    cluster: &ValidatedCluster,
+    plan: &Plan,
+) -> Result<Option<CertificateProblem>, ApplyError> {
+    let mut rejected = None;
     for object in &plan.objects {
-        apply_object(context, cluster, object).await?;
+        match apply_object(context, cluster, object).await {
+            // A running cluster has its certificate, so that what cert-manager does not accept stops nothing else.
+            Err(error) if object.kind() == CERTIFICATE => rejected = Some(issuance::problem(object.name(), error)?),
+            result => result?,
+        }
     }
     for action in &plan.actions {
         execute(context, cluster, action).await?;
     }
-    Ok(())
+    Ok(rejected)
 }
 
-/// Checks leadership before every write, since a Lease may expire meanwhile.
-pub(crate) fn check_leader(context: &Context) -> Result<(), Error> {
-    if context.leadership.is_leader() { Ok(()) } else { Err(Error::NotLeader) }
-}
-
-async fn apply_object(context: &Context, cluster: &ValidatedCluster, object: &Value) -> Result<(), Error> {
-    let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default();
-    let (kind, name) = (built(text("/kind")), text("/metadata/name"));
+async fn apply_object(context: &Context, cluster: &ValidatedCluster, object: &ApiObject) -> Result<(), ApplyError> {
+    let (kind, name) = (object.kind(), object.name());
     let api = kind.of(&context.client, &cluster.namespace);
     let existing = request(|| format!("read {} {name}", kind.name), api.get_opt(name)).await?;
     // Objects that are not owned by the cluster, such as a Service of the same name, are never adopted.
-    if existing.is_some_and(|existing| !is_owned(&kind.value(&existing), &cluster.uid)) {
-        return Err(Error::NotOwned { kind: kind.name.to_owned(), name: name.to_owned() });
+    if existing.is_some_and(|existing| !is_owned(&existing.metadata, &cluster.uid)) {
+        return Err(NotOwned { kind: kind.name, name: name.to_owned() }.into());
     }
-    write_object(context, cluster, kind, name, object).await.map(drop)
+    write_object(context, cluster, object).await?;
+    Ok(())
 }
 
 /// Applies an object, creating it if necessary.
 pub(crate) async fn write_object(
     context: &Context,
     cluster: &ValidatedCluster,
-    kind: Kind,
-    name: &str,
-    object: &Value,
-) -> Result<DynamicObject, Error> {
+    object: &ApiObject,
+) -> Result<DynamicObject, WriteError> {
     check_leader(context)?;
+    let (kind, name) = (object.kind(), object.name());
     let api = kind.of(&context.client, &cluster.namespace);
     let parameters = PatchParams::apply(MANAGER).force();
-    let patch = Patch::Apply(object);
+    let patch = Patch::Apply(object.content());
     let written = request(|| format!("apply {} {name}", kind.name), api.patch(name, &parameters, &patch)).await?;
     tracing::info!(cluster = %cluster.names.cluster, namespace = %cluster.namespace, kind = kind.name, name, "applied");
     Ok(written)
 }
 
-async fn execute(context: &Context, cluster: &ValidatedCluster, action: &Action) -> Result<(), Error> {
+async fn execute(context: &Context, cluster: &ValidatedCluster, action: &Action) -> Result<(), WriteError> {
     let names = &cluster.names;
     let merge = |kind: Kind, name: String, patch: Value| async move {
         let api = kind.of(&context.client, &cluster.namespace);
@@ -137,35 +193,14 @@ async fn delete(
     name: &str,
     uid: &str,
     parameters: DeleteParams,
-) -> Result<(), Error> {
+) -> Result<(), RequestError> {
     let preconditions = Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None });
     let parameters = DeleteParams { preconditions, ..parameters };
     let api = kind.of(&context.client, &cluster.namespace);
     match request(|| format!("delete {} {name}", kind.name), api.delete(name, &parameters)).await {
         Ok(_) => Ok(()),
         // 409: the object was replaced by one of the same name.
-        Err(Error::Api { source: kube::Error::Api(status), .. }) if matches!(status.code, 404 | 409) => Ok(()),
+        Err(error) if error.is_rejected_with(&[404, 409]) => Ok(()),
         Err(error) => Err(error),
     }
-}
-
-/// Writes the status of an object.
-pub(crate) async fn write_status(
-    context: &Context,
-    kind: Kind,
-    key: &Key,
-    status: &impl Serialize,
-) -> Result<DynamicObject, Error> {
-    check_leader(context)?;
-    let api = kind.of(&context.client, &key.namespace);
-    let object = json!({
-        "apiVersion": engram_api::API_VERSION,
-        "kind": kind.name,
-        "metadata": { "name": key.name },
-        "status": status,
-    });
-    let parameters = PatchParams::apply(STATUS_MANAGER).force();
-    let patch = Patch::Apply(&object);
-    let written = api.patch_status(&key.name, &parameters, &patch);
-    request(|| format!("write the status of {} {}", kind.name, key.name), written).await
 }

@@ -12,18 +12,18 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use tokio::sync::watch;
 use tracing::Instrument as _;
 
-use crate::cluster::reconcile::reconcile_cluster;
+use crate::cluster::object::ClusterObject;
+use crate::cluster::reconcile::{ReconcileError, reconcile_cluster};
 use crate::context::{Context, Key};
-use crate::kube::api_request::Error;
-use crate::kube::controllers::{controller, on_change, watcher_config};
+use crate::kube::api_object::ApiObject;
+use crate::kube::controllers::{SWEEP_PERIOD, controller, deletion_as_success, on_change, watcher_config};
+use crate::kube::failure::Failure;
 use crate::kube::resource_kinds::{BUILT, CLAIM, CLUSTER, MAP, POD};
 use crate::names::CLUSTER_LABEL;
 use crate::telemetry::reconcile_span;
 
 /// First and maximum back-off after a failed reconcile.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Interval at which state of deleted objects is removed.
-pub(crate) const SWEEP_PERIOD: Duration = Duration::from_secs(5);
 
 /// Runs the LearnerCluster controller for a namespace, or for all, until `stopped`.
 pub(crate) async fn run(
@@ -33,7 +33,7 @@ pub(crate) async fn run(
     stopped: watch::Receiver<bool>,
 ) -> Result<()> {
     let client = &context.client;
-    let mut controller = controller(&context, CLUSTER, scope.as_deref(), concurrency, stopped)
+    let mut controller = controller(&context, scope.as_deref(), concurrency, stopped)
         // All clusters receive a changed trust bundle.
         .reconcile_all_on(on_change(context.certificates.changes()));
     let labelled = watcher_config().labels(CLUSTER_LABEL);
@@ -52,16 +52,19 @@ pub(crate) async fn run(
     let maps = MAP.within(client, scope.as_deref());
     let watch_context = Arc::clone(&context);
     let mapped = move |map: DynamicObject| {
-        let (key, value) = (key_of(&map), MAP.value(&map));
-        watch_context.coordinators.map_changed(&key, &value);
-        watch_context.clusters.with(&key, |state| state.lists.update_from_watch(MAP, Instant::now(), value));
-        of_name(map)
+        let key = Key::of(&map);
+        let reference = reference(&key.name, &key.namespace);
+        let object = ApiObject::of(MAP, map);
+        watch_context.coordinators.map_changed(&key, object.content());
+        watch_context.clusters.with(&key, |state| state.lists.update_from_watch(MAP, Instant::now(), object));
+        Some(reference)
     };
     controller = controller.watches_with(maps, MAP.resource(), watcher_config(), mapped);
 
     let sweeping = sweep(Arc::clone(&context), scope.clone(), controller.store());
-    let after =
-        |object: Arc<DynamicObject>, error: &Error, context: Arc<Context>| after_failure(&object, error, &context);
+    let after = |object: Arc<ClusterObject>, error: &ReconcileError, context: Arc<Context>| {
+        after_failure(&object, error, &context)
+    };
     let looking = controller.run(reconcile, after, Arc::clone(&context)).for_each(async |result| {
         match result {
             // A dependent object of a deleted cluster.
@@ -76,26 +79,17 @@ pub(crate) async fn run(
     }
 }
 
-fn of_label(object: DynamicObject) -> Option<ObjectRef<DynamicObject>> {
+fn of_label(object: DynamicObject) -> Option<ObjectRef<ClusterObject>> {
     let name = object.metadata.labels?.remove(CLUSTER_LABEL)?;
     Some(reference(&name, &object.metadata.namespace?))
 }
 
-fn of_name(object: DynamicObject) -> Option<ObjectRef<DynamicObject>> {
-    Some(reference(&object.metadata.name?, &object.metadata.namespace?))
-}
-
-fn reference(name: &str, namespace: &str) -> ObjectRef<DynamicObject> {
-    ObjectRef::new_with(name, CLUSTER.resource()).within(namespace)
-}
-
-pub(crate) fn key_of(object: &DynamicObject) -> Key {
-    let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    Key { namespace: text(&object.metadata.namespace), name: text(&object.metadata.name) }
+fn reference(name: &str, namespace: &str) -> ObjectRef<ClusterObject> {
+    ObjectRef::new(name).within(namespace)
 }
 
 /// Removes the state of deleted clusters: without finalizers a deletion triggers no reconcile.
-async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<DynamicObject>) {
+async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<ClusterObject>) {
     if store.wait_until_ready().await.is_err() {
         return;
     }
@@ -109,17 +103,17 @@ async fn sweep(context: Arc<Context>, scope: Option<String>, store: Store<Dynami
     }
 }
 
-async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
-    let key = key_of(&object);
+async fn reconcile(object: Arc<ClusterObject>, context: Arc<Context>) -> Result<Action, ReconcileError> {
+    let key = Key::of(&*object);
     let span = reconcile_span::reconcile_span(CLUSTER, &key, object.metadata.uid.as_deref());
     reconcile_and_record(&object, &key, &context).instrument(span).await
 }
 
-async fn reconcile_and_record(object: &DynamicObject, key: &Key, context: &Context) -> Result<Action, Error> {
+async fn reconcile_and_record(object: &ClusterObject, key: &Key, context: &Context) -> Result<Action, ReconcileError> {
     let began = Instant::now();
     let result = deletion_as_success(Box::pin(reconcile_cluster(object, key, context)).await);
     reconcile_span::record_outcome(&result);
-    context.metrics.count_reconcile(began.elapsed(), result.as_ref().err().map(Error::category));
+    context.metrics.count_reconcile(began.elapsed(), result.as_ref().err().map(|error| error.root_cause().category()));
     match &result {
         Ok(_) => context.clusters.with(key, |state| state.failures = 0),
         Err(error) => {
@@ -130,24 +124,13 @@ async fn reconcile_and_record(object: &DynamicObject, key: &Key, context: &Conte
     result
 }
 
-/// Returns the result of a reconcile. One that failed because its object or namespace is being deleted is repeated until the object is gone.
-pub(crate) fn deletion_as_success(result: Result<Action, Error>) -> Result<Action, Error> {
-    match result {
-        Err(error) if error.is_deletion() => {
-            tracing::debug!(%error, "reconcile ended by a deletion");
-            Ok(Action::requeue(SWEEP_PERIOD))
-        }
-        result => result,
-    }
-}
-
 /// Returns the back-off after a failure: doubled with each consecutive failure, except for a kind that is not discovered yet.
-fn after_failure(object: &DynamicObject, error: &Error, context: &Context) -> Action {
+fn after_failure(object: &ClusterObject, error: &ReconcileError, context: &Context) -> Action {
     let (first, longest) = RETRY_BACKOFF;
-    if error.is_kind_not_ready() {
+    if error.root_cause().is_kind_not_ready() {
         return Action::requeue(first);
     }
-    let failed = context.clusters.with(&key_of(object), |state| {
+    let failed = context.clusters.with(&Key::of(object), |state| {
         state.failures = state.failures.saturating_add(1);
         state.failures
     });

@@ -6,8 +6,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::cluster::autoscaling::autoscalers::AutoscalerState;
+use crate::cluster::operator_conflict::OperatorConflict;
 use crate::cluster::plan::lifecycle::Lifecycle;
-use crate::cluster::rival::Rival;
 use crate::cluster::status::epochs::CachedEpochs;
 use crate::cluster::status::throttle::StatusThrottle;
 use crate::context::Key;
@@ -19,7 +19,7 @@ pub(crate) struct ClusterState {
     pub(crate) lists: ListCache,
     pub(crate) epochs: CachedEpochs,
     pub(crate) throttle: StatusThrottle,
-    pub(crate) rival: Rival,
+    pub(crate) conflict: OperatorConflict,
     /// Updates and changes of the number of workers in progress, for events.
     pub(crate) lifecycle: Lifecycle,
     pub(crate) autoscaler: AutoscalerState,

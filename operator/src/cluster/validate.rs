@@ -9,6 +9,8 @@ use engram_api::{LearnerClusterSpec, crd, parse_object};
 use engram_identity::LIFETIME;
 use serde_json::Value;
 
+use crate::cluster::object::ClusterObject;
+use crate::kube::stored_object::StoredObject as _;
 use crate::names::Names;
 
 /// Why a spec is invalid: the message of condition `Accepted`.
@@ -91,32 +93,43 @@ impl ValidatedCluster {
 }
 
 /// The schema with the defaults, cached for all reconciles.
-static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
-    let definition = crd::definition("learnerclusters").expect("there is such a kind");
-    definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
-});
+static SCHEMA: LazyLock<Value> = LazyLock::new(|| crd::schema("learnerclusters").expect("there is such a kind"));
 
-/// Validates `object`, a `LearnerCluster` as JSON, and fills in defaults that an older CustomResourceDefinition left out.
+/// Validates a `LearnerCluster`, and fills in defaults that an older CustomResourceDefinition left out.
 ///
 /// # Errors
 ///
 /// Returns all problems at once, in the order of the fields.
-pub fn validate(object: &Value) -> Result<ValidatedCluster, InvalidSpec> {
-    let mut object = object.clone();
-    crd::fill_defaults(&SCHEMA, &mut object);
-    let manifest = parse_object(&object).map_err(|problems| {
+pub fn validate(object: &ClusterObject) -> Result<ValidatedCluster, InvalidSpec> {
+    Ok(validated(object, check(object.manifest())?))
+}
+
+/// Validates a cluster with another spec.
+///
+/// # Errors
+///
+/// Returns all problems at once, in the order of the fields.
+pub(crate) fn validate_with_spec(object: &ClusterObject, spec: Value) -> Result<ValidatedCluster, InvalidSpec> {
+    Ok(validated(object, check(object.manifest_with_spec(spec))?))
+}
+
+fn check(mut manifest: Value) -> Result<LearnerClusterSpec, InvalidSpec> {
+    crd::fill_defaults(&SCHEMA, &mut manifest);
+    let manifest = parse_object(&manifest).map_err(|problems| {
         let sentences: Vec<&str> = problems.iter().map(|problem| problem.message()).collect();
         InvalidSpec { message: sentences.join("; ") }
     })?;
     let cluster = manifest.cluster.ok_or_else(|| InvalidSpec { message: "kind is not LearnerCluster".into() })?;
-    let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let annotations = object.pointer("/metadata/annotations").cloned().unwrap_or_default();
-    Ok(ValidatedCluster {
-        names: Names { cluster: cluster.metadata.name },
-        namespace: text("/metadata/namespace"),
-        uid: text("/metadata/uid"),
-        generation: object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default(),
-        annotations: serde_json::from_value(annotations).unwrap_or_default(),
-        spec: cluster.spec,
-    })
+    Ok(cluster.spec)
+}
+
+fn validated(object: &ClusterObject, spec: LearnerClusterSpec) -> ValidatedCluster {
+    ValidatedCluster {
+        names: Names { cluster: object.name().to_owned() },
+        namespace: object.namespace().to_owned(),
+        uid: object.uid().to_owned(),
+        generation: object.generation(),
+        annotations: object.metadata.annotations.clone().unwrap_or_default(),
+        spec,
+    }
 }

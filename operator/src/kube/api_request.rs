@@ -3,83 +3,74 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::cluster::observe::object_views::InvalidObject;
+use kube::core::Status;
+
+use crate::context::Context;
+use crate::kube::failure::{Cause, Failure};
 
 /// Deadline of a request: the remaining duration of a Lease when its holder stops writing.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Group and resources of the reconciled objects, as in the details of a response.
-const GROUP: &str = "engram.dev";
-const CLUSTERS: &str = "learnerclusters";
-const RUNS: &str = "learnerruns";
-/// Cause of a refused creation in a namespace that is being deleted.
-const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
-
-/// Why a reconcile failed. It is retried.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub(crate) enum RequestError {
     /// The API server returned an error.
     #[error("failed to {action}: {}", describe(source))]
     Api { action: String, source: kube::Error },
     /// The API server did not respond in time.
     #[error("failed to {action}: no response within 5 s")]
     Timeout { action: String },
-    /// An object is invalid.
+}
+
+/// Why an object was not written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WriteError {
     #[error(transparent)]
-    InvalidObject(#[from] InvalidObject),
-    /// An object of this name is not owned by the cluster.
-    #[error("{kind} {name} exists and is not owned by this cluster: rename the cluster or delete the object")]
-    NotOwned { kind: String, name: String },
+    Request(#[from] RequestError),
     /// Another replica is the leader.
     #[error("lost leadership to another replica")]
     NotLeader,
-    /// A request to the workers failed.
-    #[error("failed to {action}: {source}")]
-    Workers { action: &'static str, source: Box<engram_client::Error> },
-    /// The CA is not available.
-    #[error("failed to load the CA: {0}")]
-    CertificateAuthority(String),
-    /// The coordinator cannot be started.
-    #[error("failed to coordinate the cluster: {0}")]
-    Coordinator(String),
-    /// The settings of the autoscaler are invalid.
-    #[error("failed to start the autoscaler: spec.autoscaling: {0}")]
-    Autoscaling(String),
 }
 
-impl Error {
-    /// Returns the reason label for metrics.
-    pub(crate) const fn category(&self) -> &'static str {
+impl RequestError {
+    /// Returns the response of the API server, if it rejected the request.
+    pub(crate) fn status(&self) -> Option<&Status> {
         match self {
-            Self::Api { .. } => "api",
-            Self::Timeout { .. } => "timeout",
-            Self::InvalidObject(_) => "invalid_object",
-            Self::NotOwned { .. } => "not_owned",
-            Self::NotLeader => "not_leader",
-            Self::Workers { .. } => "workers",
-            Self::CertificateAuthority(_) => "ca",
-            Self::Coordinator(_) => "coordinator",
-            Self::Autoscaling(_) => "autoscaling",
+            Self::Api { source: kube::Error::Api(status), .. } => Some(status),
+            _ => None,
         }
+    }
+
+    /// Returns whether the API server rejected the request with one of these codes.
+    pub(crate) fn is_rejected_with(&self, codes: &[u16]) -> bool {
+        self.status().is_some_and(|status| codes.contains(&status.code))
     }
 
     /// Returns whether the API server does not know the owner's kind yet. With `OwnerReferencesPermissionEnforcement` it discovers a new
     /// CustomResourceDefinition within half a minute, and rejects objects owned by its kind until then.
     pub(crate) fn is_kind_not_ready(&self) -> bool {
-        matches!(self, Self::Api { source: kube::Error::Api(status), .. } if status.message.contains("cannot find RESTMapping"))
+        self.status().is_some_and(|status| status.message.contains("cannot find RESTMapping"))
     }
+}
 
-    /// Returns whether the request failed because the reconciled object or its namespace is being deleted, which ends a reconcile as it
-    /// should.
-    pub(crate) fn is_deletion(&self) -> bool {
-        let Self::Api { source: kube::Error::Api(status), .. } = self else { return false };
-        let Some(details) = &status.details else { return false };
-        match status.code {
-            404 => details.group == GROUP && [CLUSTERS, RUNS].contains(&details.kind.as_str()),
-            403 => details.causes.iter().any(|cause| cause.reason == NAMESPACE_TERMINATING),
-            _ => false,
+impl Failure for RequestError {
+    fn root_cause(&self) -> Cause<'_> {
+        Cause::Request(self)
+    }
+}
+
+impl Failure for WriteError {
+    fn root_cause(&self) -> Cause<'_> {
+        match self {
+            Self::Request(error) => error.root_cause(),
+            Self::NotLeader => Cause::NotLeader,
         }
     }
+}
+
+/// Checks leadership before every write, since a Lease may expire meanwhile.
+pub(crate) fn check_leader(context: &Context) -> Result<(), WriteError> {
+    if context.leadership.is_leader() { Ok(()) } else { Err(WriteError::NotLeader) }
 }
 
 /// Describes an error for conditions and events. The client's own text of a response contains a dump of the response.
@@ -94,31 +85,30 @@ fn describe(error: &kube::Error) -> String {
 pub(crate) async fn request<T>(
     action: impl FnOnce() -> String,
     request: impl Future<Output = kube::Result<T>>,
-) -> Result<T, Error> {
+) -> Result<T, RequestError> {
     match tokio::time::timeout(DEADLINE, request).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(source)) => Err(Error::Api { action: action(), source }),
-        Err(_) => Err(Error::Timeout { action: action() }),
+        Ok(Err(source)) => Err(RequestError::Api { action: action(), source }),
+        Err(_) => Err(RequestError::Timeout { action: action() }),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kube::core::Status;
-    use serde_json::json;
 
     #[test]
     fn a_rejected_request_is_described_without_debug_output() {
         let status = Status::failure("StatefulSet.apps \"w\" is invalid: cpu", "Invalid").with_code(422);
-        let error = Error::Api { action: "apply StatefulSet w".into(), source: kube::Error::Api(Box::new(status)) };
+        let error =
+            RequestError::Api { action: "apply StatefulSet w".into(), source: kube::Error::Api(Box::new(status)) };
         let expected = "failed to apply StatefulSet w: StatefulSet.apps \"w\" is invalid: cpu (Invalid, HTTP 422)";
         assert_eq!(error.to_string(), expected);
     }
 
     #[test]
     fn an_unknown_owner_kind_is_distinguished_from_a_missing_permission() {
-        let refused = |why: &str| Error::Api {
+        let refused = |why: &str| RequestError::Api {
             action: "apply ServiceAccount words-worker".into(),
             source: kube::Error::Api(Box::new(Status::failure(why, "Forbidden").with_code(403))),
         };
@@ -128,33 +118,5 @@ mod tests {
         let forbidden =
             "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on";
         assert!(!refused(forbidden).is_kind_not_ready());
-    }
-
-    #[test]
-    fn a_deletion_is_distinguished_from_a_failure() {
-        let failed = |text: serde_json::Value| {
-            let status: Status = serde_json::from_value(text).expect("a Status");
-            Error::Api { action: "apply ConfigMap words".into(), source: kube::Error::Api(Box::new(status)) }
-        };
-        let missing = |group: &str, kind: &str| {
-            failed(
-                json!({ "status": "Failure", "code": 404, "reason": "NotFound", "details": { "group": group, "kind": kind } }),
-            )
-        };
-        let refused = |cause: &str| {
-            let details =
-                json!({ "kind": "configmaps", "causes": [{ "reason": cause, "field": "metadata.namespace" }] });
-            failed(json!({ "status": "Failure", "code": 403, "reason": "Forbidden", "details": details }))
-        };
-        assert!(
-            missing("engram.dev", "learnerclusters").is_deletion()
-                && missing("engram.dev", "learnerruns").is_deletion()
-        );
-        assert!(refused("NamespaceTerminating").is_deletion());
-        for other in
-            [missing("", "pods"), missing("engram.dev", "partitionmaps"), refused("QuotaExceeded"), Error::NotLeader]
-        {
-            assert!(!other.is_deletion(), "{other}");
-        }
     }
 }

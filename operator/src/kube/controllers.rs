@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use kube::api::DynamicObject;
-use kube::runtime::controller::{Config, Controller};
+use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::utils::Backoff;
-use kube::runtime::watcher;
+use kube::runtime::{WatchStreamExt as _, reflector, watcher};
+use kube::{Api, ResourceExt as _};
 use tokio::sync::watch;
 
 use crate::context::Context;
-use crate::kube::resource_kinds::Kind;
+use crate::kube::failure::Failure;
+use crate::kube::stored_object::StoredObject;
 use crate::run::until;
 
 /// Timeout of a watch, after which a stalled one is re-established.
@@ -18,16 +19,26 @@ const WATCH_SECONDS: u32 = 25;
 /// outage: longer delays would leave the operator without events for half a minute after the API server's return.
 const WATCH_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(200));
 
-/// Creates a controller for the objects of `kind` in a namespace, or in all. It reconciles an object on change, and all objects when this
-/// replica becomes the leader. Objects are untyped, so that an invalid one does not break the watch.
-pub(crate) fn controller(
+/// Interval at which state of deleted objects is removed: without finalizers a deletion triggers no reconcile.
+pub(crate) const SWEEP_PERIOD: Duration = Duration::from_secs(5);
+
+/// Creates a controller for the objects of a kind in a namespace, or in all. It reconciles an object on change, and all objects when this
+/// replica becomes the leader.
+pub(crate) fn controller<O: StoredObject + Send + Sync + 'static>(
     context: &Context,
-    kind: Kind,
     scope: Option<&str>,
     concurrency: u16,
     stopped: watch::Receiver<bool>,
-) -> Controller<DynamicObject> {
-    Controller::new_with(kind.within(&context.client, scope), watcher_config(), kind.resource())
+) -> Controller<O> {
+    let client = context.client.clone();
+    let api: Api<O> = match scope {
+        Some(namespace) => Api::namespaced(client, namespace),
+        None => Api::all(client),
+    };
+    let (reader, writer) = reflector::store();
+    // Managed fields are most of an object, and nothing reads them.
+    let objects = watcher(api, watcher_config()).modify(|object| object.managed_fields_mut().clear());
+    Controller::for_stream(objects.reflect(writer).applied_objects(), reader)
         .with_config(Config::default().concurrency(concurrency))
         .trigger_backoff(WatchBackoff::new())
         .graceful_shutdown_on(until(stopped))
@@ -37,6 +48,17 @@ pub(crate) fn controller(
 /// Returns the configuration of every watch.
 pub(crate) fn watcher_config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS)
+}
+
+/// Returns the result of a reconcile. One that failed because its object or namespace is being deleted is repeated until the object is gone.
+pub(crate) fn deletion_as_success<E: Failure>(result: Result<Action, E>) -> Result<Action, E> {
+    match result {
+        Err(error) if error.root_cause().is_deletion() => {
+            tracing::debug!(%error, "reconcile ended by a deletion");
+            Ok(Action::requeue(SWEEP_PERIOD))
+        }
+        result => result,
+    }
 }
 
 /// Yields whenever this replica becomes the leader.

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde::Deserialize;
 
+use crate::kube::api_object::ApiObject;
 use crate::kube::resource_kinds::Kind;
 
 /// Maximum age of an entry: a broken watch misses deletions until it is re-established.
@@ -26,7 +27,7 @@ struct List {
     changes: u64,
     /// Newest `spec.version` seen, for kinds that have one.
     version: u64,
-    items: Option<(Instant, Arc<Vec<Value>>)>,
+    items: Option<(Instant, Arc<Vec<ApiObject>>)>,
 }
 
 impl List {
@@ -39,7 +40,7 @@ impl List {
 /// Result of a cache lookup.
 pub(crate) enum Lookup {
     /// The cached list.
-    Cached(Arc<Vec<Value>>),
+    Cached(Arc<Vec<ApiObject>>),
     /// Not cached; the number of changes is to be passed to [`ListCache::insert`].
     Missing(u64),
 }
@@ -59,7 +60,7 @@ impl ListCache {
     }
 
     /// Caches a list requested at `now`, unless it changed since the lookup that returned `changes`.
-    pub(crate) fn insert(&mut self, kind: Kind, changes: u64, now: Instant, items: &Arc<Vec<Value>>) {
+    pub(crate) fn insert(&mut self, kind: Kind, changes: u64, now: Instant, items: &Arc<Vec<ApiObject>>) {
         let list = self.list(kind);
         if list.changes == changes {
             list.version = items.iter().map(version).max().unwrap_or_default().max(list.version);
@@ -69,7 +70,7 @@ impl ListCache {
 
     /// Handles a watch event of a kind with one object per cluster. The event does not distinguish updates from deletions: a deleted object has a
     /// version that was seen before, so only a newer version is cached, and otherwise the entry is invalidated.
-    pub(crate) fn update_from_watch(&mut self, kind: Kind, now: Instant, object: Value) {
+    pub(crate) fn update_from_watch(&mut self, kind: Kind, now: Instant, object: ApiObject) {
         let list = self.list(kind);
         let version = version(&object);
         let follows = list.version > 0 && version > list.version;
@@ -97,13 +98,21 @@ impl ListCache {
 }
 
 /// Returns `spec.version` of an object.
-fn version(object: &Value) -> u64 {
-    object.pointer("/spec/version").and_then(Value::as_u64).unwrap_or_default()
+fn version(object: &ApiObject) -> u64 {
+    #[derive(Deserialize)]
+    struct Versioned {
+        spec: Spec,
+    }
+    #[derive(Deserialize)]
+    struct Spec {
+        version: u64,
+    }
+    object.read().map_or(0, |object: Versioned| object.spec.version)
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::kube::resource_kinds::{CLAIM, MAP, POD};
@@ -118,7 +127,7 @@ mod tests {
     #[test]
     fn a_list_is_cached_until_a_watch_event_a_write_or_its_maximum_age() {
         let mut lists = ListCache::default();
-        let items = Arc::new(vec![Value::Null]);
+        let items = Arc::new(vec![ApiObject::new(POD, Value::Null)]);
         let now = Instant::now();
 
         let changes = unknown(&mut lists, POD, now).expect("empty cache");
@@ -145,7 +154,7 @@ mod tests {
     fn a_watched_object_is_cached_only_if_it_is_newer() {
         let mut lists = ListCache::default();
         let now = Instant::now();
-        let map = |version: u64| json!({ "spec": { "version": version } });
+        let map = |version: u64| ApiObject::new(MAP, json!({ "spec": { "version": version } }));
         let items = |lists: &mut ListCache| match lists.get(MAP, now) {
             Lookup::Cached(items) => items.first().map(version),
             Lookup::Missing(_) => None,

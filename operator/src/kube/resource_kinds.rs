@@ -1,12 +1,11 @@
 //! Resource kinds that the operator reads and writes.
 
-use kube::api::{ApiResource, DynamicObject};
+use kube::api::{ApiResource, DynamicObject, TypeMeta};
 use kube::{Api, Client};
-use serde_json::Value;
 
 /// A resource kind with its API path.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Kind {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
     group: &'static str,
     version: &'static str,
     pub(crate) name: &'static str,
@@ -23,8 +22,6 @@ pub(crate) const MAP: Kind = kind("engram.dev", "v1alpha1", "PartitionMap", "par
 pub(crate) const POD: Kind = kind("", "v1", "Pod", "pods");
 pub(crate) const CLAIM: Kind = kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims");
 pub(crate) const SET: Kind = kind("apps", "v1", "StatefulSet", "statefulsets");
-/// Job of a run of kind Job.
-pub(crate) const JOB: Kind = kind("batch", "v1", "Job", "jobs");
 /// cert-manager's Certificate, which not every API server serves.
 pub(crate) const CERTIFICATE: Kind = kind("cert-manager.io", "v1", "Certificate", "certificates");
 
@@ -46,6 +43,16 @@ pub(crate) fn built(name: &str) -> Kind {
 }
 
 impl Kind {
+    /// Returns the name of the kind.
+    pub const fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Returns the kind of [`BUILT`] with this name.
+    pub fn built(name: &str) -> Self {
+        built(name)
+    }
+
     pub(crate) fn resource(self) -> ApiResource {
         let api_version =
             if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) };
@@ -58,6 +65,11 @@ impl Kind {
         }
     }
 
+    pub(crate) fn types(self) -> TypeMeta {
+        let ApiResource { api_version, kind, .. } = self.resource();
+        TypeMeta { api_version, kind }
+    }
+
     pub(crate) fn of(self, client: &Client, namespace: &str) -> Api<DynamicObject> {
         Api::namespaced_with(client.clone(), namespace, &self.resource())
     }
@@ -68,17 +80,5 @@ impl Kind {
             Some(namespace) => self.of(client, namespace),
             None => Api::all_with(client.clone(), &self.resource()),
         }
-    }
-
-    /// Converts an object to JSON: adds the kind, which list items lack, and removes managed fields.
-    pub(crate) fn value(self, object: &DynamicObject) -> Value {
-        let mut value = serde_json::to_value(object).expect("an object parsed from JSON serializes to JSON");
-        let resource = self.resource();
-        value["apiVersion"] = resource.api_version.into();
-        value["kind"] = resource.kind.into();
-        if let Some(metadata) = value["metadata"].as_object_mut() {
-            metadata.remove("managedFields");
-        }
-        value
     }
 }

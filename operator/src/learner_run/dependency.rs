@@ -1,10 +1,11 @@
 //! Order between LearnerRuns (`spec.dependsOn`): whether a run may start, by the status of the runs on which it depends.
 
-use engram_api::status::LearnerRunStatus;
-use engram_api::{DependencyState, MANAGED_BY, Readiness, RunDependency, find_cycle, readiness};
-use serde_json::Value;
+use engram_api::status::RunPhase;
+use engram_api::{DependencyState, MANAGED_BY, Readiness, find_cycle, readiness};
 use std::collections::BTreeMap;
 
+use crate::kube::stored_object::StoredObject as _;
+use crate::learner_run::object::RunObject;
 use crate::learner_run::{RunState, failure_message};
 
 /// Reason of a run that waits for others.
@@ -16,12 +17,11 @@ const FAILED: &str = "DependencyFailed";
 
 /// Returns the state of the run `object` if it must not start yet, or never; `None` if it may. `runs` are all runs of its namespace, by
 /// name.
-pub(crate) fn held_back(object: &Value, runs: &BTreeMap<&str, &Value>) -> Option<RunState> {
-    let dependencies = dependencies(object);
-    match readiness(&dependencies, |name| state(runs.get(name).copied())) {
+pub(crate) fn held_back(run: &RunObject, runs: &BTreeMap<&str, &RunObject>) -> Option<RunState> {
+    match readiness(&run.head().depends_on, |name| state(runs.get(name).copied())) {
         Readiness::Ready => None,
         Readiness::Impossible(message) => Some(RunState::Failed { reason: FAILED, message }),
-        Readiness::Waiting(message) => Some(match cycle_of(object, runs) {
+        Readiness::Waiting(message) => Some(match cycle_of(run, runs) {
             Some(cycle) => RunState::Pending {
                 reason: CYCLE,
                 message: format!("spec.dependsOn is a cycle: {}; delete one of these runs", cycle.join(" -> ")),
@@ -31,34 +31,26 @@ pub(crate) fn held_back(object: &Value, runs: &BTreeMap<&str, &Value>) -> Option
     }
 }
 
-fn dependencies(object: &Value) -> Vec<RunDependency> {
-    let dependencies = object.pointer("/spec/dependsOn").cloned().unwrap_or_default();
-    serde_json::from_value(dependencies).unwrap_or_default()
-}
-
 /// Returns the state of a run as a dependency.
-fn state(object: Option<&Value>) -> DependencyState {
-    let Some(object) = object else { return DependencyState::Missing };
-    let status: LearnerRunStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
+fn state(run: Option<&RunObject>) -> DependencyState {
+    let Some(run) = run else { return DependencyState::Missing };
     // Another controller that runs it may write no completion time.
-    let is_foreign = object.pointer("/spec/managedBy").is_some_and(|by| by != MANAGED_BY);
-    let has_ended = status.completion_time.is_some() || is_foreign;
-    match status.phase {
-        Some(engram_api::status::RunPhase::Complete) if has_ended => DependencyState::Complete,
-        Some(engram_api::status::RunPhase::Failed) if has_ended => DependencyState::Failed(failure_message(&status)),
+    let is_foreign = run.head().managed_by.as_deref().is_some_and(|by| by != MANAGED_BY);
+    let has_ended = run.status().completion_time.is_some() || is_foreign;
+    match run.status().phase {
+        Some(RunPhase::Complete) if has_ended => DependencyState::Complete,
+        Some(RunPhase::Failed) if has_ended => DependencyState::Failed(failure_message(run.status())),
         _ => DependencyState::Unfinished,
     }
 }
 
-/// Returns the cycle of dependencies that `object` is part of.
-fn cycle_of(object: &Value, runs: &BTreeMap<&str, &Value>) -> Option<Vec<String>> {
-    let names: BTreeMap<&str, Vec<RunDependency>> =
-        runs.iter().map(|(name, object)| (*name, dependencies(object))).collect();
-    let own = object.pointer("/metadata/name").and_then(Value::as_str)?;
+/// Returns the cycle of dependencies that `run` is part of.
+fn cycle_of(run: &RunObject, runs: &BTreeMap<&str, &RunObject>) -> Option<Vec<String>> {
     // Only what this run depends on, directly or not.
-    let (mut graph, mut open) = (BTreeMap::new(), vec![own]);
+    let (mut graph, mut open) = (BTreeMap::new(), vec![run.name()]);
     while let Some(name) = open.pop() {
-        let on: Vec<&str> = names.get(name).into_iter().flatten().map(|on| on.run.as_str()).collect();
+        let dependencies = runs.get(name).map_or(&[][..], |run| &run.head().depends_on);
+        let on: Vec<&str> = dependencies.iter().map(|on| on.run.as_str()).collect();
         if graph.insert(name, on.clone()).is_none() {
             open.extend(on);
         }
@@ -69,24 +61,26 @@ fn cycle_of(object: &Value, runs: &BTreeMap<&str, &Value>) -> Option<Vec<String>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
-    fn run(name: &str, on: &[&str], phase: &str) -> Value {
+    fn run(name: &str, on: &[&str], phase: &str) -> RunObject {
         let depends_on: Vec<Value> = on.iter().map(|run| json!({ "run": run })).collect();
         let failed = json!([{
             "type": "Failed", "status": "True", "reason": "RunFailed", "message": "no such file", "observedGeneration": 1,
             "lastTransitionTime": "t",
         }]);
         let ended = matches!(phase, "Complete" | "Failed").then_some("2026-11-23T01:00:00Z");
-        json!({
+        let phase = Some(phase).filter(|phase| !phase.is_empty());
+        let conditions = if phase == Some("Failed") { failed } else { json!([]) };
+        serde_json::from_value::<RunObject>(json!({
             "metadata": { "name": name }, "spec": { "dependsOn": depends_on },
-            "status": { "phase": phase, "completionTime": ended, "conditions": if phase == "Failed" { failed } else { json!([]) } },
-        })
+            "status": { "phase": phase, "completionTime": ended, "conditions": conditions },
+        }))
+        .expect("an object")
     }
 
-    fn held(objects: &[Value], name: &str) -> Option<(&'static str, String)> {
-        let by_name: BTreeMap<&str, &Value> =
-            objects.iter().map(|it| (it["metadata"]["name"].as_str().unwrap(), it)).collect();
+    fn held(objects: &[RunObject], name: &str) -> Option<(&'static str, String)> {
+        let by_name: BTreeMap<&str, &RunObject> = objects.iter().map(|it| (it.name(), it)).collect();
         match held_back(by_name[name], &by_name)? {
             RunState::Pending { reason, message } | RunState::Failed { reason, message } => Some((reason, message)),
             other => panic!("{other:?}"),

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use engram_api::status::RunPhase;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::DynamicObject;
 use kube::runtime::reflector::Store;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -13,6 +12,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::context::Key;
+use crate::kube::stored_object::StoredObject as _;
+use crate::learner_run::object::RunObject;
 use crate::learner_run::{EndedRun, RunResult};
 use crate::telemetry::metrics::Registrar;
 
@@ -36,7 +37,7 @@ struct ResultLabels {
 #[derive(Default)]
 pub(crate) struct RunMetrics {
     /// Watched runs, by scope.
-    watched: Mutex<Vec<Store<DynamicObject>>>,
+    watched: Mutex<Vec<Store<RunObject>>>,
     /// Runs that ended while this replica was the leader. Counters are created with the cluster's first run, so that the first
     /// failure is an increase.
     ended: Family<ResultLabels, Counter>,
@@ -46,7 +47,7 @@ pub(crate) struct RunMetrics {
 
 impl RunMetrics {
     /// Adds the runs of a scope.
-    pub(crate) fn watch(&self, store: Store<DynamicObject>) {
+    pub(crate) fn watch(&self, store: Store<RunObject>) {
         self.watched.lock().push(store);
     }
 
@@ -116,14 +117,12 @@ fn labels(namespace: &str, run: &EndedRun, result: RunResult) -> ResultLabels {
     }
 }
 
-fn phase_of(run: &DynamicObject) -> PhaseLabels {
-    let text = |path: &str| run.data.pointer(path).and_then(|value| value.as_str()).unwrap_or_default().to_owned();
-    let phase = text("/status/phase");
+fn phase_of(run: &RunObject) -> PhaseLabels {
     PhaseLabels {
-        namespace: run.metadata.namespace.clone().unwrap_or_default(),
-        learner_cluster: text("/spec/clusterRef/name"),
-        kind: text("/spec/kind"),
-        phase: if phase.is_empty() { RunPhase::Pending.to_string() } else { phase },
+        namespace: run.namespace().to_owned(),
+        learner_cluster: run.cluster().to_owned(),
+        kind: run.head().kind.clone(),
+        phase: run.status().phase.unwrap_or(RunPhase::Pending).to_string(),
     }
 }
 

@@ -3,9 +3,10 @@
 //! Workers enforce one run at a time; the operator determines the order: it submits a run when no other is ahead. Runs that are deleted,
 //! suspended, invalid or finished are not in the queue.
 
-use engram_api::status::condition;
-use engram_api::{MANAGED_BY, ManifestEnum as _, RunKind};
-use serde_json::Value;
+use engram_api::status::{RunPhase, Truth, condition};
+
+use crate::kube::stored_object::StoredObject as _;
+use crate::learner_run::object::RunObject;
 
 /// Sort key of a run in the queue.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,9 +19,8 @@ pub struct QueueOrder {
 
 impl QueueOrder {
     /// Returns the key of an object.
-    pub fn of(object: &Value) -> Self {
-        let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
-        Self { created: text("/metadata/creationTimestamp"), name: text("/metadata/name") }
+    pub fn of(run: &RunObject) -> Self {
+        Self { created: run.created(), name: run.name().to_owned() }
     }
 }
 
@@ -36,35 +36,24 @@ pub struct Run {
 }
 
 impl Run {
-    /// Parses a `LearnerRun`; `None` if it is not in the queue. `submitted` is whether it was submitted, which its status may not show yet.
-    pub fn of(object: &Value, submitted: bool) -> Option<Self> {
-        let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default();
-        let is_foreign = !matches!(text("/spec/managedBy"), "" | MANAGED_BY);
-        let is_gone = object.pointer("/metadata/deletionTimestamp").is_some();
-        let phase = text("/status/phase");
-        let is_over = matches!(phase, "Complete" | "Failed");
-        let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
-        let is_invalid = conditions
-            .is_some_and(|all| all.iter().any(|it| it["type"] == condition::ACCEPTED && it["status"] == "False"));
-        let is_submitted = submitted || phase == "Running";
-        let is_suspended = object.pointer("/spec/suspend") == Some(&Value::Bool(true)) && !is_submitted;
-        if is_foreign || is_gone || is_over || is_invalid || is_suspended || !needs_turn(object) {
+    /// Returns the place of a run; `None` if it is not in the queue. `submitted` is whether it was submitted, which its status may not show
+    /// yet.
+    pub fn of(run: &RunObject, submitted: bool) -> Option<Self> {
+        let is_over = matches!(run.status().phase, Some(RunPhase::Complete | RunPhase::Failed));
+        let mut conditions = run.status().conditions.iter();
+        let is_invalid = conditions.any(|it| it.kind == condition::ACCEPTED && it.status == Truth::False);
+        let is_submitted = submitted || run.status().phase == Some(RunPhase::Running);
+        let is_suspended = run.head().suspend && !is_submitted;
+        if !run.is_managed_here() || is_over || is_invalid || is_suspended || !run.needs_turn() {
             return None;
         }
-        Some(Self { order: QueueOrder::of(object), cluster: text("/spec/clusterRef/name").to_owned(), is_submitted })
+        Some(Self { order: QueueOrder::of(run), cluster: run.cluster().to_owned(), is_submitted })
     }
 
     /// Returns whether this run is ahead of `other`.
     fn is_before(&self, other: &QueueOrder) -> bool {
         self.order.name != other.name && (self.is_submitted || self.order < *other)
     }
-}
-
-/// Returns whether a run changes the memories of its cluster. Snapshots, jobs and runs that are split into tasks do not.
-pub fn needs_turn(object: &Value) -> bool {
-    let kind = object.pointer("/spec/kind").and_then(Value::as_str).unwrap_or_default();
-    let kind = RunKind::ALL.iter().find(|it| it.as_str() == kind);
-    kind.is_none_or(|kind| !matches!(kind, RunKind::Snapshot | RunKind::Job) && !kind.has_tasks())
 }
 
 /// Queue position of a waiting run.
@@ -87,9 +76,9 @@ pub fn wait(all: &[Run], cluster: &str, place: &QueueOrder) -> Option<Wait> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
-    fn object(name: &str, second: u32, more: &Value) -> Value {
+    fn object(name: &str, second: u32, more: &Value) -> RunObject {
         let mut object = json!({
             "metadata": { "name": name, "creationTimestamp": format!("2026-11-23T01:00:{second:02}Z") },
             "spec": { "clusterRef": { "name": "words" } },
@@ -99,13 +88,20 @@ mod tests {
                 object[part][field] = value.clone();
             }
         }
-        object
+        serde_json::from_value::<RunObject>(object).expect("an object")
     }
 
-    fn waits(objects: &[Value], handed: &[&str], name: &str) -> Option<(u32, String)> {
-        let is_handed = |object: &Value| handed.iter().any(|name| object["metadata"]["name"] == *name);
+    fn condition(accepted: bool) -> Value {
+        json!({
+            "type": "Accepted", "status": if accepted { "True" } else { "False" }, "reason": "Invalid", "message": "",
+            "observedGeneration": 1, "lastTransitionTime": "2026-11-23T01:00:00Z",
+        })
+    }
+
+    fn waits(objects: &[RunObject], handed: &[&str], name: &str) -> Option<(u32, String)> {
+        let is_handed = |object: &RunObject| handed.contains(&object.name());
         let all: Vec<Run> = objects.iter().filter_map(|object| Run::of(object, is_handed(object))).collect();
-        let own = objects.iter().find(|it| it["metadata"]["name"] == name).expect("the run exists");
+        let own = objects.iter().find(|it| it.name() == name).expect("the run exists");
         let position = wait(&all, "words", &QueueOrder::of(own));
         position.map(|wait| (wait.position, wait.first))
     }
@@ -127,7 +123,7 @@ mod tests {
     #[test]
     fn finished_suspended_and_foreign_runs_are_not_queued() {
         let phase = |phase: &str| json!({ "status": { "phase": phase } });
-        let refused = json!({ "status": { "conditions": [{ "type": "Accepted", "status": "False" }] } });
+        let refused = json!({ "status": { "conditions": [condition(false)] } });
         let suspended = json!({ "spec": { "suspend": true }, "status": { "phase": "Suspended" } });
         for more in [
             phase("Complete"),

@@ -9,28 +9,29 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use engram_api::status::{LearnerRunStatus, RunPhase};
-use engram_api::{LearnerRunSpec, MANAGED_BY, retry_delay_seconds};
-use engram_client::{Client, Network, Options};
-use engram_identity::{ExpectedPeer, Role};
+use engram_api::{LearnerRunSpec, retry_delay_seconds};
 use engram_proto::v1;
 use futures::StreamExt as _;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, DynamicObject, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 use kube::runtime::controller::Action;
-use kube::runtime::reflector::{ObjectRef, Store};
-use serde_json::Value;
+use kube::runtime::reflector::Store;
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug_span};
 
-use crate::cluster::apply;
-use crate::cluster::controller::{SWEEP_PERIOD, deletion_as_success, key_of};
-use crate::cluster::reconcile::{is_ours, now};
+use crate::cluster::coordination::worker_client::client;
 use crate::context::{Context, Key, SubmittedRun};
-use crate::kube::api_request::{Error, request};
-use crate::kube::controllers::controller;
+use crate::kube::api_request::{WriteError, check_leader, request};
+use crate::kube::conditions::now;
+use crate::kube::controllers::{controller, deletion_as_success};
 use crate::kube::resource_kinds::RUN;
+use crate::kube::stored_object::{StoredObject as _, StoredStatus};
+use crate::kube::written_statuses::write_status;
+use crate::learner_run::cleanup::{adopt_runs, cancel_deleted};
 use crate::learner_run::dependency;
+use crate::learner_run::error::{AdvanceError, RunError};
 use crate::learner_run::jobs;
+use crate::learner_run::object::RunObject;
 use crate::learner_run::queue::{self, Wait};
 use crate::learner_run::submission::submit_and_report;
 use crate::learner_run::{
@@ -38,20 +39,15 @@ use crate::learner_run::{
 };
 use crate::telemetry::reconcile_span;
 
-/// Requeue delay of a queued run.
+/// Requeue delay of a queued run: polls for its turn, since the end of another run triggers no reconcile of this one.
 pub(crate) const QUEUED: Duration = Duration::from_secs(1);
-/// Requeue delay of a run that waits for its cluster.
+/// Requeue delay of a run that waits for its cluster: polls, since heartbeats of its workers trigger no reconcile.
 pub(crate) const WAITING: Duration = Duration::from_secs(5);
-/// Deadline for listing the runs of a cluster, and maximum back-off of a cluster that does not respond.
-const ADOPT_DEADLINE: Duration = Duration::from_secs(2);
-const ADOPT_RETRY_MAX: Duration = Duration::from_secs(60);
-/// Deadline of a request to the workers.
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Shared state of all reconciles of runs.
 struct RunContext {
     context: Arc<Context>,
-    runs: Store<DynamicObject>,
+    runs: Store<RunObject>,
 }
 
 /// Runs the LearnerRun controller for a namespace, or for all, until `stopped`.
@@ -61,24 +57,24 @@ pub(crate) async fn run(
     concurrency: u16,
     stopped: watch::Receiver<bool>,
 ) -> Result<()> {
-    let controller = controller(&context, RUN, scope.as_deref(), concurrency, stopped);
-    let sweeping = cancel_deleted(Arc::clone(&context), scope.clone(), controller.store());
-    let asking = adopt_runs(Arc::clone(&context), scope);
-    let again = |_: Arc<DynamicObject>, _: &Error, _: Arc<RunContext>| Action::requeue(WAITING);
+    let controller = controller(&context, scope.as_deref(), concurrency, stopped);
+    let cancelling = cancel_deleted(Arc::clone(&context), scope.clone(), controller.store());
+    let adopting = adopt_runs(Arc::clone(&context), scope);
+    let again = |_: Arc<RunObject>, _: &RunError, _: Arc<RunContext>| Action::requeue(WAITING);
     context.metrics.runs().watch(controller.store());
     let run_context = RunContext { context, runs: controller.store() };
-    let run_context = controller.run(reconcile, again, Arc::new(run_context)).for_each(async |_| {});
+    let reconciling = controller.run(reconcile, again, Arc::new(run_context)).for_each(async |_| {});
     tokio::select! {
-        () = run_context => Ok(()),
-        () = sweeping => Ok(()),
-        () = asking => Ok(()),
+        () = reconciling => Ok(()),
+        () = cancelling => Ok(()),
+        () = adopting => Ok(()),
     }
 }
 
-async fn reconcile(object: Arc<DynamicObject>, run_context: Arc<RunContext>) -> Result<Action, Error> {
-    let key = key_of(&object);
+async fn reconcile(object: Arc<RunObject>, run_context: Arc<RunContext>) -> Result<Action, RunError> {
+    let key = Key::of(&*object);
     let span = reconcile_span::reconcile_span(RUN, &key, object.metadata.uid.as_deref());
-    let run_context = async {
+    let reconciling = async {
         let result = deletion_as_success(Box::pin(reconcile_run(&object, &key, &run_context)).await);
         reconcile_span::record_outcome(&result);
         if let Err(error) = &result {
@@ -86,47 +82,59 @@ async fn reconcile(object: Arc<DynamicObject>, run_context: Arc<RunContext>) -> 
         }
         result
     };
-    run_context.instrument(span).await
+    reconciling.instrument(span).await
 }
 
-async fn reconcile_run(object: &DynamicObject, key: &Key, run_context: &RunContext) -> Result<Action, Error> {
+/// Reconciles a run, as the leader, in these steps:
+/// 1. one that is *over* is deleted after its time to live, and nothing else happens to it
+/// 2. *validate* its spec
+/// 3. *advance* it: queue, submit, suspend, resume or retry it; its workers or its Job report its state
+/// 4. compute its *status* from its state
+/// 5. *write* the status, if it changed, with metrics and events
+///
+/// # Errors
+/// A request to the API server or to the workers failed; the next reconcile continues from there.
+async fn reconcile_run(object: &RunObject, key: &Key, run_context: &RunContext) -> Result<Action, RunError> {
     let context = &run_context.context;
-    let mut object = RUN.value(object);
-    context.written_runs.apply(key, &mut object);
-    if !context.leadership.is_leader() || !is_ours(&object) {
+    let mut object = object.clone();
+    if let Some(written) = context.written_runs.newer(key, &object.metadata) {
+        object.status = Some(StoredStatus(written));
+    }
+    let object = object;
+    if !context.leadership.is_leader() || !object.is_managed_here() {
         return Ok(Action::await_change());
     }
-    let old: LearnerRunStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
+    let old = object.status().clone();
     if is_over(&old) {
-        let uid = uid_of(&object);
+        let uid = object.uid();
         context.submitted().retain(|run, submitted| run != key || !submitted.is_of(uid));
-        track_succeeded(context, key, &object, &old);
+        track_succeeded(context, key, &object);
         if let Some(ended) = EndedRun::of(&object, &old) {
             context.metrics.runs().record_end(&key.namespace, &ended, false);
         }
-        return delete_expired(context, key, &object, &old).await;
+        return delete_expired(context, key, &object).await.map_err(RunError::Delete);
     }
-    let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
     let ((state, again), suspend) = match debug_span!("validate").in_scope(|| validate_run(&object)) {
         Ok(spec) => {
             (advance(run_context, key, &object, &old, &spec).instrument(debug_span!("submit")).await?, spec.suspend)
         }
         Err(refused) => ((RunState::InvalidSpec(refused.message), None), false),
     };
-    let status = run_status(&old, (generation, suspend), &state, &now());
+    let status = run_status(&old, (object.generation(), suspend), &state, &now());
     if is_over(&status)
         && let Some(submitted) = context.submitted().get(key)
     {
         context.clusters.with(&submitted.cluster, |state| state.epochs.invalidate());
     }
     if status != old {
-        let written = apply::write_status(context, RUN, key, &status).instrument(debug_span!("status")).await?;
+        let writing = write_status::<RunObject>(context, key, &status);
+        let written = writing.instrument(debug_span!("status")).await.map_err(RunError::Status)?;
         context.written_runs.record(key, &written, Instant::now());
         if let Some(ended) = EndedRun::of(&object, &status) {
             context.metrics.runs().record_end(&key.namespace, &ended, true);
         }
         if let Some(event) = run_event(&old, &status) {
-            context.events.publish_run(key, uid_of(&object), &event).await;
+            context.events.publish_run(key, object.uid(), &event).await;
         }
     }
     Ok(again.map_or_else(Action::await_change, Action::requeue))
@@ -136,13 +144,13 @@ async fn reconcile_run(object: &DynamicObject, key: &Key, run_context: &RunConte
 async fn advance(
     run_context: &RunContext,
     key: &Key,
-    object: &Value,
+    object: &RunObject,
     old: &LearnerRunStatus,
     spec: &LearnerRunSpec,
-) -> Result<(RunState, Option<Duration>), Error> {
+) -> Result<(RunState, Option<Duration>), AdvanceError> {
     let context = &run_context.context;
     let cluster = Key { namespace: key.namespace.clone(), name: spec.cluster_ref.name.clone() };
-    let (has_started, uid) = (old.start_time.is_some() && !is_backing_off(old), uid_of(object));
+    let (has_started, uid) = (old.start_time.is_some() && !is_backing_off(old), object.uid());
     if context.submitted().get(key).is_some_and(|submitted| !submitted.is_of(uid)) {
         return Ok((RunState::replacing(&key.name, None), Some(QUEUED)));
     }
@@ -168,7 +176,7 @@ async fn advance(
     }
     // A suspended run does not queue.
     if !spec.suspend
-        && queue::needs_turn(object)
+        && object.needs_turn()
         && let Some(wait) = claim_turn(run_context, key, object, &cluster)
     {
         return Ok((RunState::Queued(wait), Some(QUEUED)));
@@ -183,7 +191,7 @@ async fn advance(
     match &state {
         RunState::Submitted(report) => {
             let has_turn = report.phase != v1::RunPhase::Suspended;
-            context.submitted().insert(key.clone(), SubmittedRun { cluster, uid: attempt_uid(object), has_turn });
+            context.submitted().insert(key.clone(), SubmittedRun { cluster, uid: object.attempt_uid(), has_turn });
         }
         // Submitted, but its workers are unreachable: it keeps its turn, and is cancelled if its object is deleted.
         RunState::Pending { .. } if has_started => {}
@@ -198,12 +206,12 @@ async fn hold_suspended(
     key: &Key,
     uid: &str,
     cluster: &Key,
-) -> Result<(RunState, Option<Duration>), Error> {
-    if let Some(client) = client(context, cluster).await? {
+) -> Result<(RunState, Option<Duration>), AdvanceError> {
+    if let Some(client) = client(context, cluster).await.map_err(AdvanceError::unreachable)? {
         match client.suspend_run_as(&key.name, uid, true).await {
             Ok(_) => {}
             Err(engram_client::Error::Rejected(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
-            Err(source) => return Err(Error::Workers { action: "suspend the run", source: Box::new(source) }),
+            Err(source) => return Err(AdvanceError::workers("suspend the run")(source)),
         }
     }
     Ok((RunState::Suspended, None))
@@ -211,26 +219,13 @@ async fn hold_suspended(
 
 /// Remembers a run that succeeded, so that its record is removed with its object. Those of other runs are kept within the limit of the
 /// cluster: an object that is applied again continues them.
-fn track_succeeded(context: &Context, key: &Key, object: &Value, status: &LearnerRunStatus) {
-    let cluster = object.pointer("/spec/clusterRef/name").and_then(Value::as_str);
-    let (Some(cluster), Some(RunPhase::Complete)) = (cluster, status.phase) else { return };
-    let cluster = Key { namespace: key.namespace.clone(), name: cluster.to_owned() };
-    let run = SubmittedRun { cluster, uid: attempt_uid(object), has_turn: false };
-    context.succeeded().insert(key.clone(), run);
-}
-
-/// Returns the UID of an object.
-pub(crate) fn uid_of(object: &Value) -> &str {
-    object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default()
-}
-
-/// Returns the identity of a run for the workers: the UID of its object, and the number of the retry, which is another submission.
-pub(crate) fn attempt_uid(object: &Value) -> String {
-    let uid = uid_of(object);
-    match object.pointer("/status/retries").and_then(Value::as_u64) {
-        Some(retry) => format!("{uid}-{retry}"),
-        None => uid.to_owned(),
+fn track_succeeded(context: &Context, key: &Key, object: &RunObject) {
+    if object.cluster().is_empty() || object.status().phase != Some(RunPhase::Complete) {
+        return;
     }
+    let cluster = Key { namespace: key.namespace.clone(), name: object.cluster().to_owned() };
+    let run = SubmittedRun { cluster, uid: object.attempt_uid(), has_turn: false };
+    context.succeeded().insert(key.clone(), run);
 }
 
 /// Returns the time until the next retry of a run; `None` if it is due, or there is none.
@@ -252,53 +247,56 @@ fn retry(number: u32, delay: Duration, limit: u32, report: &RunReport) -> Retry 
     Retry { number, time: time.to_string(), message }
 }
 
-/// Returns the state of a run that its dependencies hold back.
-fn held_back(run_context: &RunContext, object: &Value) -> Option<RunState> {
-    object.pointer("/spec/dependsOn")?;
-    let namespace = object.pointer("/metadata/namespace").and_then(Value::as_str);
-    let all = run_context.runs.state();
-    let of_namespace = all.iter().filter(|run| run.metadata.namespace.as_deref() == namespace);
-    let objects: Vec<Value> = of_namespace.map(|run| RUN.value(run)).collect();
-    dependency::held_back(object, &by_name(&objects))
+/// Returns the runs of a namespace.
+fn runs_of(run_context: &RunContext, namespace: &str) -> Vec<Arc<RunObject>> {
+    let mut all = run_context.runs.state();
+    all.retain(|run| run.namespace() == namespace);
+    all
 }
 
-fn by_name(objects: &[Value]) -> BTreeMap<&str, &Value> {
-    let name = |object| Value::pointer(object, "/metadata/name").and_then(Value::as_str);
-    objects.iter().filter_map(|object| Some((name(object)?, object))).collect()
+/// Returns the state of a run that its dependencies hold back.
+fn held_back(run_context: &RunContext, object: &RunObject) -> Option<RunState> {
+    if object.head().depends_on.is_empty() {
+        return None;
+    }
+    dependency::held_back(object, &by_name(&runs_of(run_context, object.namespace())))
+}
+
+fn by_name(objects: &[Arc<RunObject>]) -> BTreeMap<&str, &RunObject> {
+    objects.iter().map(|object| (object.name(), &**object)).collect()
 }
 
 /// Returns whether a run does not queue yet: it waits for other runs, or for its next retry.
-fn is_held(object: &Value, runs: &BTreeMap<&str, &Value>) -> bool {
-    let status: LearnerRunStatus = serde_json::from_value(object["status"].clone()).unwrap_or_default();
-    let is_waiting = status.start_time.is_none() && dependency::held_back(object, runs).is_some();
-    is_waiting || back_off(&status).is_some()
+fn is_held(run: &RunObject, runs: &BTreeMap<&str, &RunObject>) -> bool {
+    let is_waiting = run.status().start_time.is_none() && dependency::held_back(run, runs).is_some();
+    is_waiting || back_off(run.status()).is_some()
 }
 
 /// Returns why a run must wait; otherwise marks it as submitted, so that no other run is submitted at the same time.
-fn claim_turn(run_context: &RunContext, key: &Key, object: &Value, cluster: &Key) -> Option<Wait> {
+fn claim_turn(run_context: &RunContext, key: &Key, object: &RunObject, cluster: &Key) -> Option<Wait> {
     let mut submitted = run_context.context.submitted();
     if submitted.get(key).is_some_and(|of| of.has_turn && of.cluster == *cluster) {
         return None;
     }
-    let taken = SubmittedRun { cluster: cluster.clone(), uid: uid_of(object).to_owned(), has_turn: true };
+    let taken = SubmittedRun { cluster: cluster.clone(), uid: object.uid().to_owned(), has_turn: true };
     // A running run has the turn already, as a restarted operator finds it.
-    if object.pointer("/status/phase").is_some_and(|phase| phase == "Running") {
+    if object.status().phase == Some(RunPhase::Running) {
         submitted.insert(key.clone(), taken);
         return None;
     }
-    let has_turn = |run: &DynamicObject| {
-        let uid = run.metadata.uid.as_deref().unwrap_or_default();
-        submitted.get(&key_of(run)).is_some_and(|submitted| submitted.has_turn && submitted.is_of(uid))
+    let has_turn = |run: &RunObject| {
+        let key = Key { namespace: key.namespace.clone(), name: run.name().to_owned() };
+        submitted.get(&key).is_some_and(|submitted| submitted.has_turn && submitted.is_of(run.uid()))
     };
-    let all = run_context.runs.state();
-    let of_namespace = all.iter().filter(|run| run.metadata.namespace.as_ref() == Some(&key.namespace));
-    let objects: Vec<(Value, bool)> = of_namespace.map(|run| (RUN.value(run), has_turn(run))).collect();
-    let names = objects.iter().filter_map(|(run, _)| Some((run.pointer("/metadata/name")?.as_str()?, run))).collect();
+    let objects = runs_of(run_context, &key.namespace);
+    let names = by_name(&objects);
     let runs: Vec<queue::Run> = objects
         .iter()
-        .filter(|(run, _)| run.pointer("/spec/clusterRef/name").is_some_and(|name| *name == *cluster.name))
+        .map(Arc::as_ref)
+        .filter(|run| run.cluster() == cluster.name)
+        .map(|run| (run, has_turn(run)))
         .filter(|(run, has_turn)| *has_turn || !is_held(run, &names))
-        .filter_map(|(run, has_turn)| queue::Run::of(run, *has_turn))
+        .filter_map(|(run, has_turn)| queue::Run::of(run, has_turn))
         .collect();
     let wait = queue::wait(&runs, &cluster.name, &queue::QueueOrder::of(object));
     if wait.is_none() {
@@ -307,186 +305,21 @@ fn claim_turn(run_context: &RunContext, key: &Key, object: &Value, cluster: &Key
     wait
 }
 
-/// Returns a client of a cluster, by the addresses in its workers' heartbeats; `None` without a map or without workers.
-pub(crate) async fn client(context: &Context, cluster: &Key) -> Result<Option<Client>, Error> {
-    let Some((id, report)) = context.coordinators.report(cluster) else { return Ok(None) };
-    let endpoints: Vec<String> =
-        report.alive.into_iter().map(|(_, address)| address).filter(|address| !address.is_empty()).collect();
-    if report.map.is_none() || endpoints.is_empty() {
-        return Ok(None);
-    }
-    let mut options =
-        Options { write_deadline: DEADLINE, read_deadline: DEADLINE, ..Options::new(endpoints).with_cluster(id) };
-    if let Some(keys) = context.coordinators.operator_keys(cluster) {
-        options.network = Network::with_tls(keys, ExpectedPeer::any(Role::Worker));
-    }
-    let connected = Client::connect(options).await;
-    connected.map(Some).map_err(|source| Error::Workers { action: "reach the workers", source: Box::new(source) })
-}
-
 /// Deletes a finished run after its `ttlSecondsAfterFinished`.
-async fn delete_expired(
-    context: &Context,
-    key: &Key,
-    object: &Value,
-    status: &LearnerRunStatus,
-) -> Result<Action, Error> {
-    let kept_seconds = object.pointer("/spec/ttlSecondsAfterFinished").and_then(Value::as_u64);
-    let ended = status.completion_time.as_ref().and_then(|time| time.parse::<Timestamp>().ok());
+async fn delete_expired(context: &Context, key: &Key, object: &RunObject) -> Result<Action, WriteError> {
+    let kept_seconds = object.head().ttl_seconds_after_finished;
+    let ended = object.status().completion_time.as_ref().and_then(|time| time.parse::<Timestamp>().ok());
     let (Some(kept_seconds), Some(ended)) = (kept_seconds, ended) else { return Ok(Action::await_change()) };
     let gone_for = Timestamp::now().as_second().saturating_sub(ended.as_second());
     let left = kept_seconds.saturating_sub(u64::try_from(gone_for).unwrap_or(0));
     if left > 0 {
         return Ok(Action::requeue(Duration::from_secs(left)));
     }
-    apply::check_leader(context)?;
-    let uid = object.pointer("/metadata/uid").and_then(Value::as_str).map(str::to_owned);
-    let preconditions = Some(Preconditions { uid, resource_version: None });
+    check_leader(context)?;
+    let preconditions = Some(Preconditions { uid: object.metadata.uid.clone(), resource_version: None });
     let parameters = DeleteParams { preconditions, ..DeleteParams::background() };
     let api = RUN.of(&context.client, &key.namespace);
     request(|| format!("delete LearnerRun {}", key.name), api.delete(&key.name, &parameters)).await?;
     tracing::info!(run = %key, "deleted finished run");
     Ok(Action::await_change())
-}
-
-/// Attempts to cancel or remove a deleted run whose failures are normal: its cluster may be deleted, too.
-const DELETION_ATTEMPTS: u32 = 3;
-/// Polling interval for deleted runs: such a run stops within two seconds, apart from an epoch in progress.
-const DELETED_PERIOD: Duration = Duration::from_millis(250);
-
-/// Cancels the runs whose objects were deleted, and removes the records of those that had succeeded.
-async fn cancel_deleted(context: Arc<Context>, scope: Option<String>, store: Store<DynamicObject>) {
-    if store.wait_until_ready().await.is_err() {
-        return;
-    }
-    let mut pause = DELETED_PERIOD;
-    let mut failures = 0;
-    loop {
-        tokio::time::sleep(pause).await;
-        failures = if pause == SWEEP_PERIOD { failures + 1 } else { 0 };
-        pause = DELETED_PERIOD;
-        if !context.leadership.is_leader() {
-            continue;
-        }
-        let is_gone = |key: &Key, submitted: &SubmittedRun| {
-            let reference = ObjectRef::new_with(&key.name, RUN.resource()).within(&key.namespace);
-            let is_watched = scope.as_ref().is_none_or(|scope| key.namespace == *scope);
-            let object = store.get(&reference);
-            is_watched
-                && object.is_none_or(|object| !submitted.is_of(object.metadata.uid.as_deref().unwrap_or_default()))
-        };
-        let gone_of = |runs: &BTreeMap<Key, SubmittedRun>| -> Vec<(Key, SubmittedRun)> {
-            let gone = runs.iter().filter(|(key, submitted)| is_gone(key, submitted));
-            gone.map(|(key, submitted)| (key.clone(), submitted.clone())).collect()
-        };
-        let gone = gone_of(&context.succeeded());
-        for (key, run) in gone {
-            match remove(&context, &key, &run).await {
-                Ok(()) => context.succeeded().retain(|other, kept| *other != key || kept.uid != run.uid),
-                Err(error) => {
-                    report_deletion_failure(&key, &error, failures, "failed to remove the record of a deleted run");
-                    pause = SWEEP_PERIOD;
-                }
-            }
-        }
-        let gone = gone_of(&context.submitted());
-        for (key, submitted) in gone {
-            match cancel(&context, &key, &submitted).await {
-                Ok(()) => context.submitted().retain(|run, other| *run != key || other.uid != submitted.uid),
-                Err(error) => {
-                    report_deletion_failure(&key, &error, failures, "failed to cancel a deleted run");
-                    pause = SWEEP_PERIOD;
-                }
-            }
-        }
-    }
-}
-
-/// Logs that a deleted run could not be cancelled or removed. The first attempts fail while its cluster is deleted with it, until its
-/// coordinator stops.
-fn report_deletion_failure(run: &Key, error: &Error, failures: u32, what: &str) {
-    if failures < DELETION_ATTEMPTS {
-        tracing::debug!(%run, %error, "{what}; retrying");
-    } else {
-        tracing::warn!(%run, %error, "{what}");
-    }
-}
-
-/// Lists the runs of each cluster when this replica becomes the leader, so that runs deleted while no operator was running are cancelled.
-async fn adopt_runs(context: Arc<Context>, scope: Option<String>) {
-    // Next attempt and back-off of clusters that did not respond; `None` for clusters that did.
-    let mut attempts: BTreeMap<Key, Option<(Instant, Duration)>> = BTreeMap::new();
-    loop {
-        tokio::time::sleep(SWEEP_PERIOD).await;
-        if !context.leadership.is_leader() {
-            attempts.clear();
-            continue;
-        }
-        let clusters = context.coordinators.keys(scope.as_deref());
-        attempts.retain(|cluster, _| clusters.contains(cluster));
-        for cluster in clusters {
-            let wait = match attempts.get(&cluster) {
-                Some(None) => continue,
-                Some(Some((due, _))) if Instant::now() < *due => continue,
-                Some(Some((_, wait))) => (*wait * 2).min(ADOPT_RETRY_MAX),
-                None => SWEEP_PERIOD,
-            };
-            let answered =
-                tokio::time::timeout(ADOPT_DEADLINE, adopt_runs_of(&context, &cluster)).await == Ok(Some(()));
-            attempts.insert(cluster, (!answered).then(|| (Instant::now() + wait, wait)));
-        }
-    }
-}
-
-/// Tracks the runs of a cluster that have or had an object.
-async fn adopt_runs_of(context: &Context, cluster: &Key) -> Option<()> {
-    let runs = client(context, cluster).await.ok()??.list_runs().await.ok()?;
-    for run in runs.into_iter().filter(|run| run.managed_by == MANAGED_BY) {
-        let (mut tracked, has_turn) = match run.phase() {
-            v1::RunPhase::Queued | v1::RunPhase::Running => (context.submitted(), true),
-            v1::RunPhase::Suspended => (context.submitted(), false),
-            v1::RunPhase::Succeeded => (context.succeeded(), false),
-            _ => continue,
-        };
-        let key = Key { namespace: cluster.namespace.clone(), name: run.name };
-        tracked.entry(key).or_insert_with(|| SubmittedRun { cluster: cluster.clone(), uid: run.uid, has_turn });
-    }
-    Some(())
-}
-
-async fn cancel(context: &Context, key: &Key, submitted: &SubmittedRun) -> Result<(), Error> {
-    let SubmittedRun { cluster, uid, .. } = submitted;
-    // The runs of a deleted cluster are gone.
-    if context.coordinators.report(cluster).is_none() {
-        return Ok(());
-    }
-    let Some(client) = client(context, cluster).await? else {
-        return Err(Error::Coordinator("no worker serves the cluster".into()));
-    };
-    match client.cancel_run_as(&key.name, uid).await {
-        Ok(_) => tracing::info!(run = %key, cluster = %cluster, "cancelled deleted run"),
-        Err(engram_client::Error::Rejected(problem)) if problem.kind() == v1::ProblemKind::RunUnknown => {}
-        Err(source) => return Err(Error::Workers { action: "cancel the run", source: Box::new(source) }),
-    }
-    Ok(())
-}
-
-/// Removes the record of a run that has succeeded and whose object was deleted.
-async fn remove(context: &Context, key: &Key, run: &SubmittedRun) -> Result<(), Error> {
-    // The runs of a deleted cluster are gone, and a run without a uid could be another one.
-    if run.uid.is_empty() || context.coordinators.report(&run.cluster).is_none() {
-        return Ok(());
-    }
-    let Some(client) = client(context, &run.cluster).await? else {
-        return Err(Error::Coordinator("no worker serves the cluster".into()));
-    };
-    match client.remove_run(&key.name, &run.uid).await {
-        Ok(_) => tracing::info!(run = %key, cluster = %run.cluster, "removed the record of a deleted run"),
-        // Workers of an earlier version keep it.
-        Err(engram_client::Error::Rejected(problem)) => {
-            tracing::warn!(run = %key, problem = problem.message, "failed to remove the record of a deleted run");
-        }
-        Err(source) => return Err(Error::Workers { action: "remove the run", source: Box::new(source) }),
-    }
-    Ok(())
 }

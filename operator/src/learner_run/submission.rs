@@ -9,18 +9,20 @@ use engram_proto::v1;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::jiff::Timestamp;
-use serde_json::Value;
 
+use crate::cluster::coordination::worker_client::client;
 use crate::context::{Context, Key};
-use crate::kube::api_request::{Error, request};
+use crate::kube::api_request::{RequestError, request};
 use crate::kube::resource_kinds::built;
-use crate::learner_run::reconcile::{QUEUED, WAITING, attempt_uid, client};
+use crate::learner_run::error::AdvanceError;
+use crate::learner_run::object::RunObject;
+use crate::learner_run::reconcile::{QUEUED, WAITING};
 use crate::learner_run::{RunReport, RunState};
 use crate::names::Names;
 
-/// Polling interval for the progress of a run.
+/// Polling interval for the progress of a run, which its workers do not publish.
 const PROGRESS: Duration = Duration::from_secs(1);
-/// Requeue delay of a suspended run.
+/// Requeue delay of a suspended run, in case a client resumes it.
 const SUSPENDED: Duration = Duration::from_secs(30);
 /// How long an input may be created after the run that refers to it: files of a directory are applied one by one.
 const INPUT_GRACE_SECONDS: i64 = 5;
@@ -38,18 +40,18 @@ struct MissingInput {
 pub(crate) async fn submit_and_report(
     context: &Context,
     key: &Key,
-    object: &Value,
+    object: &RunObject,
     spec: &LearnerRunSpec,
     has_started: bool,
-) -> Result<(RunState, Option<Duration>), Error> {
+) -> Result<(RunState, Option<Duration>), AdvanceError> {
     let cluster = Key { namespace: key.namespace.clone(), name: spec.cluster_ref.name.clone() };
     let waiting = |reason, message| Ok((RunState::Pending { reason, message }, Some(WAITING)));
-    let Some(client) = client(context, &cluster).await? else {
+    let Some(client) = client(context, &cluster).await.map_err(AdvanceError::unreachable)? else {
         let name = &cluster.name;
         let message = format!("LearnerCluster {name} does not exist or does not serve its partitions yet");
         return waiting("ClusterNotReady", message);
     };
-    let uid = &*attempt_uid(object);
+    let uid = &*object.attempt_uid();
     let status = match submit(context, &client, key, uid, (spec, has_started)).await? {
         Ok(status) => status,
         Err(SubmitRejection::Input(missing)) if !missing.is_final && is_young(object) => {
@@ -66,10 +68,7 @@ pub(crate) async fn submit_and_report(
         NameHolder::ThisRun => {}
         NameHolder::PreviousRun => {
             let cancelled = client.cancel_run_as(&key.name, &status.uid).await;
-            cancelled.map_err(|source| Error::Workers {
-                action: "cancel the previous run of this name",
-                source: Box::new(source),
-            })?;
+            cancelled.map_err(AdvanceError::workers("cancel the previous run of this name"))?;
             return Ok((RunState::replacing(&key.name, Some(&run_report(&cluster, status))), Some(QUEUED)));
         }
         NameHolder::Client => {
@@ -122,7 +121,7 @@ async fn submit(
     key: &Key,
     uid: &str,
     (spec, has_started): (&LearnerRunSpec, bool),
-) -> Result<Result<v1::RunStatus, SubmitRejection>, Error> {
+) -> Result<Result<v1::RunStatus, SubmitRejection>, AdvanceError> {
     // Marks the run as one that has an object, for adoption by another replica.
     let spec = LearnerRunSpec { managed_by: Some(MANAGED_BY.to_owned()), ..spec.without_order() };
     let text = serde_json::to_string(&spec).expect("a spec has string keys only");
@@ -164,10 +163,7 @@ async fn submit(
             match read_credentials(context, &key.namespace, name).await? {
                 Ok(object) => {
                     let again = client.submit_run_as(&key.name, uid, &text, None, Some(object)).await;
-                    let again = again.map_err(|source| Error::Workers {
-                        action: "submit the credentials",
-                        source: Box::new(source),
-                    })?;
+                    let again = again.map_err(AdvanceError::workers("submit the credentials"))?;
                     Ok(Ok(again.status.unwrap_or(status)))
                 }
                 Err(missing) => Ok(Err(SubmitRejection::Input(missing))),
@@ -182,7 +178,7 @@ async fn submit(
         Err(engram_client::Error::Rejected(problem)) if problem.kind() == v1::ProblemKind::Invalid => {
             Ok(Err(SubmitRejection::Spec(problem.message)))
         }
-        Err(source) => Err(Error::Workers { action: "submit the run", source: Box::new(source) }),
+        Err(source) => Err(AdvanceError::workers("submit the run")(source)),
     }
 }
 
@@ -193,7 +189,7 @@ pub(crate) async fn apply_suspend(
     uid: &str,
     suspend: bool,
     status: v1::RunStatus,
-) -> Result<v1::RunStatus, Error> {
+) -> Result<v1::RunStatus, AdvanceError> {
     use v1::RunPhase::{Queued, Running, Suspended};
     let is_as_asked = match status.phase() {
         Suspended => suspend,
@@ -205,7 +201,7 @@ pub(crate) async fn apply_suspend(
     }
     let action = if suspend { "suspend the run" } else { "resume the run" };
     let result = client.suspend_run_as(&key.name, uid, suspend).await;
-    result.map_err(|source| Error::Workers { action, source: Box::new(source) })
+    result.map_err(AdvanceError::workers(action))
 }
 
 /// Reads the input file of a run from its ConfigMap.
@@ -213,7 +209,7 @@ async fn read_input(
     context: &Context,
     namespace: &str,
     file: &ConfigMapKey,
-) -> Result<Result<Vec<u8>, MissingInput>, Error> {
+) -> Result<Result<Vec<u8>, MissingInput>, RequestError> {
     let ConfigMapKey { name, key } = file;
     let api = built("ConfigMap").of(&context.client, namespace);
     let object = request(|| format!("read ConfigMap {name}"), api.get_opt(name)).await?;
@@ -247,13 +243,13 @@ async fn read_credentials(
     context: &Context,
     namespace: &str,
     name: &str,
-) -> Result<Result<v1::ObjectCredentials, MissingInput>, Error> {
+) -> Result<Result<v1::ObjectCredentials, MissingInput>, RequestError> {
     let api: kube::Api<Secret> = kube::Api::namespaced(context.client.clone(), namespace);
     let missing =
         |message: String, for_good| Ok(Err(MissingInput { message, is_final: for_good, reason: "SecretNotFound" }));
     let object = match request(|| format!("read Secret {name}"), api.get_opt(name)).await {
         Ok(object) => object,
-        Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 403 => {
+        Err(error) if error.is_rejected_with(&[403]) => {
             let message = format!(
                 "the operator is not allowed to read Secret {name}: grant its ServiceAccount get on it by a Role in this namespace \
                  (docs/backup.md)"
@@ -278,10 +274,9 @@ async fn read_credentials(
 }
 
 /// Returns whether the run is so young that a missing input may still be created.
-fn is_young(object: &Value) -> bool {
-    let created = object.pointer("/metadata/creationTimestamp").and_then(Value::as_str);
-    let created = created.and_then(|time| time.parse::<Timestamp>().ok());
-    created.is_some_and(|created| Timestamp::now().as_second() - created.as_second() < INPUT_GRACE_SECONDS)
+fn is_young(run: &RunObject) -> bool {
+    let created = run.metadata.creation_timestamp.as_ref();
+    created.is_some_and(|created| Timestamp::now().as_second() - created.0.as_second() < INPUT_GRACE_SECONDS)
 }
 
 fn run_report(cluster: &Key, status: v1::RunStatus) -> RunReport {

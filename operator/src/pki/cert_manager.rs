@@ -1,7 +1,8 @@
 //! Issuance state of a cert-manager Certificate, combined with the state of its Secret.
 
-use serde_json::Value;
+use serde::Deserialize;
 
+use crate::kube::api_object::ApiObject;
 use crate::pki::provided_certificate::{CertificateProblem, UsableCertificate};
 
 /// State of a Certificate that the operator requests from cert-manager.
@@ -40,25 +41,54 @@ fn joined(first: &CertificateProblem, second: &CertificateProblem) -> Certificat
     CertificateProblem { reason: first.reason, message: format!("{}; and {}", first.message, second.message) }
 }
 
-/// Returns the issuance state of Certificate `name`, from its conditions.
-pub(crate) fn issuance_state(name: &str, certificate: &Value) -> IssuanceState {
-    let conditions = || certificate.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten();
-    let condition_with = |kind: &str, truth: &str| conditions().find(|it| it["type"] == kind && it["status"] == truth);
-    let describe = |condition: &Value| {
-        let text = |field: &str| condition[field].as_str().unwrap_or_default().trim_end_matches('.').to_owned();
-        [text("reason"), text("message")].iter().filter(|part| !part.is_empty()).cloned().collect::<Vec<_>>().join(": ")
-    };
+/// A Certificate as cert-manager reports it.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ReportedCertificate {
+    status: ReportedStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ReportedStatus {
+    conditions: Vec<CertificateCondition>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct CertificateCondition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+    reason: String,
+    message: String,
+    observed_generation: Option<i64>,
+}
+
+impl CertificateCondition {
+    fn describe(&self) -> String {
+        let parts = [&self.reason, &self.message].map(|text| text.trim_end_matches('.'));
+        let known: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        known.join(": ")
+    }
+}
+
+/// Returns the issuance state of Certificate `name`, from its conditions; `None` for one that does not exist yet.
+pub(crate) fn issuance_state(name: &str, certificate: Option<&ApiObject>) -> IssuanceState {
+    let reported = certificate.and_then(|certificate| certificate.read::<ReportedCertificate>().ok());
+    let conditions = reported.unwrap_or_default().status.conditions;
+    let condition_with = |kind: &str, truth: &str| conditions.iter().find(|it| it.kind == kind && it.status == truth);
     // Conditions of an older generation do not count.
-    let generation = &certificate["metadata"]["generation"];
-    let is_of_this = |condition: &&Value| {
-        condition["observedGeneration"].is_null() || condition["observedGeneration"] == *generation
+    let generation = certificate.and_then(|certificate| certificate.metadata().generation);
+    let is_of_this = |condition: &&CertificateCondition| {
+        condition.observed_generation.is_none() || condition.observed_generation == generation
     };
     if condition_with("Ready", "True").filter(is_of_this).is_some() {
         return IssuanceState::Ready;
     }
     let why = match (condition_with("Ready", "False"), condition_with("Issuing", "False")) {
-        (Some(ready), Some(failed)) => format!("{}; its last attempt: {}", describe(ready), describe(failed)),
-        (Some(one), None) | (None, Some(one)) => describe(one),
+        (Some(ready), Some(failed)) => format!("{}; its last attempt: {}", ready.describe(), failed.describe()),
+        (Some(one), None) | (None, Some(one)) => one.describe(),
         (None, None) => "cert-manager has not processed it yet".to_owned(),
     };
     let message = format!("Certificate {name} is not Ready: {why} (kubectl describe certificate {name})");
@@ -92,7 +122,8 @@ pub(crate) fn rejection(name: &str, code: u16, reason: &str, message: &str) -> C
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::kube::resource_kinds::CERTIFICATE;
+    use serde_json::{Value, json};
 
     fn problem(reason: &'static str) -> CertificateProblem {
         CertificateProblem { reason, message: format!("why {reason}") }
@@ -102,7 +133,8 @@ mod tests {
     fn the_message_has_cert_managers_reason_until_the_certificate_is_ready() {
         let of = |conditions: &Value| {
             let status = json!({ "conditions": conditions });
-            issuance_state("words-tls", &json!({ "metadata": { "generation": 2 }, "status": status }))
+            let content = json!({ "metadata": { "generation": 2 }, "status": status });
+            issuance_state("words-tls", Some(&ApiObject::new(CERTIFICATE, content)))
         };
         let waits = |conditions: &Value| match of(conditions) {
             IssuanceState::Pending(CertificateProblem { reason: "CertificateNotReady", message }) => message,

@@ -1,5 +1,9 @@
 //! The operator's CA: its key in a Secret, created by the first replica, and the certificates that it signs.
 //!
+//! The Secret is the one object that is written before a plan, while a cluster is observed, and by any replica: followers coordinate
+//! clusters with TLS too, and cannot wait for a leader. Creation is safe on every replica: the API server creates one object of the name,
+//! a replica whose creation conflicts reads the other one's key, and nothing overwrites a key that exists except a rotation, by the leader.
+//!
 //! All replicas sign with the same key. It is not created by Helm, which would store it in the release history and replace it with every
 //! rendering. [`crate::pki::ca_rotation`] decides about rotation: the leader writes the Secret, and all replicas read it every few seconds.
 
@@ -20,7 +24,8 @@ use kube::{Api, Client};
 use tokio::sync::{Mutex, watch};
 
 use crate::context::Key;
-use crate::kube::api_request::{Error, request};
+use crate::kube::api_request::{RequestError, request};
+use crate::kube::failure::{Cause, Failure};
 use crate::names::{RENEW, RENEWAL, RENEWAL_SINCE};
 use crate::pki::ca_rotation::{CaSecret, CaSet, ClusterCertificates, Stage, Step};
 
@@ -28,8 +33,27 @@ use crate::pki::ca_rotation::{CaSecret, CaSet, ClusterCertificates, Stage, Step}
 const CERTIFICATES: &str = "ca.pem";
 const PRIVATE_KEY: &str = "ca.key";
 const NEXT_KEY: &str = "next.key";
-/// Polling interval of the Secret: a small fraction of a rotation step.
+/// Polling interval of the Secret, which the operator may read but not watch: a small fraction of a rotation step.
 const PERIOD: Duration = Duration::from_secs(5);
+
+/// Why the CA cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CaError {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// It is not available, for the reason in the text.
+    #[error("failed to load the CA: {0}")]
+    Unavailable(String),
+}
+
+impl Failure for CaError {
+    fn root_cause(&self) -> Cause<'_> {
+        match self {
+            Self::Request(error) => error.root_cause(),
+            Self::Unavailable(_) => Cause::CertificateAuthority,
+        }
+    }
+}
 
 /// The CA, loaded on first use: an operator without TLS clusters needs neither a CA nor permissions for its Secret.
 pub(crate) struct Certificates {
@@ -66,7 +90,7 @@ impl Certificates {
         self.changes.subscribe()
     }
 
-    async fn load(&self) -> Result<Arc<CaSet>, Error> {
+    async fn load(&self) -> Result<Arc<CaSet>, CaError> {
         if let Some(current) = self.current() {
             return Ok(current);
         }
@@ -85,7 +109,7 @@ impl Certificates {
     }
 
     /// Returns the trust bundle as PEM; the signing CA comes first.
-    pub(crate) async fn roots(&self) -> Result<String, Error> {
+    pub(crate) async fn roots(&self) -> Result<String, CaError> {
         Ok(self.load().await?.signing.certificate().to_owned())
     }
 
@@ -96,7 +120,7 @@ impl Certificates {
         id: ClusterId,
         lifetime: Duration,
         provided_roots: Option<&str>,
-    ) -> Result<Arc<Keys>, Error> {
+    ) -> Result<Arc<Keys>, CaError> {
         let cas = self.load().await?;
         let ca = &cas.signing;
         let name = Name::on_kubernetes(&cluster.namespace, &cluster.name, id, Role::Coordinator, 0);
@@ -130,7 +154,7 @@ impl Certificates {
         request: &SigningRequest,
         name: &Name,
         lifetime: Duration,
-    ) -> Result<String, Error> {
+    ) -> Result<String, CaError> {
         let cas = self.load().await?;
         cas.signing.sign(request, name, SystemTime::now(), lifetime).map_err(|error| unusable(&error))
     }
@@ -139,12 +163,12 @@ impl Certificates {
         Api::namespaced(self.client.clone(), &self.place.namespace)
     }
 
-    async fn read(&self) -> Result<Option<Secret>, Error> {
+    async fn read(&self) -> Result<Option<Secret>, RequestError> {
         let name = &self.place.name;
         request(|| format!("read Secret {name}"), self.api().get_opt(name)).await
     }
 
-    async fn read_or_create(&self) -> Result<CaSet, Error> {
+    async fn read_or_create(&self) -> Result<CaSet, CaError> {
         let name = &self.place.name;
         if let Some(secret) = self.read().await? {
             return self.open(&secret);
@@ -158,22 +182,19 @@ impl Certificates {
                 made.open().map_err(|error| unusable(&error))
             }
             // Created by another replica.
-            Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 409 => {
-                match self.read().await? {
-                    Some(secret) => self.open(&secret),
-                    None => Err(Error::CertificateAuthority(format!(
-                        "Secret {} was created and deleted concurrently",
-                        self.place
-                    ))),
+            Err(error) if error.is_rejected_with(&[409]) => match self.read().await? {
+                Some(secret) => self.open(&secret),
+                None => {
+                    Err(CaError::Unavailable(format!("Secret {} was created and deleted concurrently", self.place)))
                 }
-            }
-            Err(error) => Err(error),
+            },
+            Err(error) => Err(error.into()),
         }
     }
 
-    fn open(&self, secret: &Secret) -> Result<CaSet, Error> {
+    fn open(&self, secret: &Secret) -> Result<CaSet, CaError> {
         ca_secret(secret).open().map_err(|error| {
-            Error::CertificateAuthority(format!(
+            CaError::Unavailable(format!(
                 "Secret {} is invalid: {error}; restore it, or delete it to create a new CA",
                 self.place
             ))
@@ -181,7 +202,7 @@ impl Certificates {
     }
 
     /// Polls the Secret until `stop` completes, and as the leader advances a rotation according to the workers' reports from `clusters`.
-    pub(crate) async fn follow<F: Future<Output = Result<Vec<ClusterCertificates>, Error>>>(
+    pub(crate) async fn follow<F: Future<Output = Result<Vec<ClusterCertificates>, RequestError>>>(
         &self,
         leads: impl Fn() -> bool,
         clusters: impl Fn() -> F,
@@ -201,11 +222,11 @@ impl Certificates {
         }
     }
 
-    async fn sync<F: Future<Output = Result<Vec<ClusterCertificates>, Error>>>(
+    async fn sync<F: Future<Output = Result<Vec<ClusterCertificates>, RequestError>>>(
         &self,
         leads: impl Fn() -> bool,
         clusters: impl Fn() -> F,
-    ) -> Result<(), Error> {
+    ) -> Result<(), CaError> {
         let Some(current) = self.current() else { return Ok(()) };
         // A deleted Secret affects new replicas only; this one keeps its CA.
         let Some(secret) = self.read().await? else { return Ok(()) };
@@ -229,7 +250,7 @@ impl Certificates {
     }
 
     /// Replaces the content of the Secret, unless it changed since it was read.
-    async fn write(&self, secret: &Secret, content: CaSecret, message: &str) -> Result<(), Error> {
+    async fn write(&self, secret: &Secret, content: CaSecret, message: &str) -> Result<(), CaError> {
         let opened = content.open().map_err(|error| unusable(&error))?;
         let mut secret = with_content(secret.clone(), opened.secret());
         let notes = secret.metadata.annotations.get_or_insert_default();
@@ -291,6 +312,6 @@ fn with_content(mut secret: Secret, content: &CaSecret) -> Secret {
     secret
 }
 
-fn unusable(error: &engram_identity::Error) -> Error {
-    Error::CertificateAuthority(error.to_string())
+fn unusable(error: &engram_identity::Error) -> CaError {
+    CaError::Unavailable(error.to_string())
 }

@@ -9,11 +9,13 @@ use std::time::SystemTime;
 use engram_api::status::{ClusterPhase, LearnerClusterStatus, Truth, condition};
 use engram_identity::{Name, ProvidedCertificate, bundle};
 use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::cluster::observe::observation::Observation;
 use crate::cluster::status::StatusWriter;
-use crate::names::{Names, TLS_SECRET_KEYS};
+use crate::kube::api_object::ApiObject;
+use crate::names::{Names, ROOTS, TLS_SECRET_KEYS};
 
 /// A valid certificate for the workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,10 +104,10 @@ pub(crate) fn trust_bundle(
 }
 
 /// Returns the published trust bundle.
-pub(crate) fn published_roots<'a>(names: &Names, observed: &'a Observation) -> Option<&'a str> {
+pub(crate) fn published_roots(names: &Names, observed: &Observation) -> Option<String> {
     let name = names.ca();
-    let is_meant = |object: &&serde_json::Value| object["kind"] == "ConfigMap" && object["metadata"]["name"] == *name;
-    observed.objects.iter().find(is_meant)?.get("data")?.get(crate::names::ROOTS)?.as_str()
+    let found = observed.objects.iter().filter(|object| object.name() == name);
+    found.filter_map(ApiObject::read_kind::<ConfigMap>).find_map(|map| map.data?.remove(ROOTS))
 }
 
 /// Sets condition CertificateValid.

@@ -14,10 +14,11 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::context::Context;
-use crate::kube::api_request::{Error, request};
+use crate::kube::api_request::{RequestError, request};
 use crate::kube::resource_kinds::POD;
 use crate::names::{CSR_AUDIENCE, Names};
 use crate::pki::certificate_approval::{CertificateCluster, Refusal, approve, claims_of_review};
+use crate::pki::certificates::CaError;
 
 /// Maximum number of concurrent requests; further ones fail and are retried. Bounds the TokenReviews that unauthenticated callers can cause.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
@@ -26,19 +27,19 @@ const MAX_CONCURRENT_REQUESTS: usize = 8;
 pub(crate) struct Signing {
     context: Arc<Context>,
     /// Whether the operator may create TokenReviews, a cluster-scoped permission. Otherwise it verifies tokens locally.
-    asks: bool,
+    reviews_tokens: bool,
     turns: Semaphore,
 }
 
 impl Signing {
-    pub(crate) fn server(context: Arc<Context>, asks: bool) -> CertificateServiceServer<Self> {
-        CertificateServiceServer::new(Self { context, asks, turns: Semaphore::new(MAX_CONCURRENT_REQUESTS) })
+    pub(crate) fn server(context: Arc<Context>, reviews_tokens: bool) -> CertificateServiceServer<Self> {
+        CertificateServiceServer::new(Self { context, reviews_tokens, turns: Semaphore::new(MAX_CONCURRENT_REQUESTS) })
     }
 
-    async fn claims(&self, token: &str) -> Result<Result<Claims, Refusal>, Error> {
-        if !self.asks {
+    async fn claims(&self, token: &str) -> Result<Result<Claims, Refusal>, CaError> {
+        if !self.reviews_tokens {
             let Some(verified) = self.context.issuers.verify(token, CSR_AUDIENCE) else {
-                return Err(Error::CertificateAuthority("the keys of the token issuer are not read yet".into()));
+                return Err(CaError::Unavailable("the keys of the token issuer are not read yet".into()));
             };
             return Ok(verified.map_err(|refused| Refusal::Token(refused.text)));
         }
@@ -51,7 +52,7 @@ impl Signing {
     }
 
     /// Returns the UID of the current pod of this name.
-    async fn pod(&self, namespace: &str, name: &str) -> Result<Option<String>, Error> {
+    async fn pod(&self, namespace: &str, name: &str) -> Result<Option<String>, RequestError> {
         let api = POD.of(&self.context.client, namespace);
         let named = ListParams::default().fields(&format!("metadata.name={name}"));
         let found = request(|| format!("read Pod {name}"), api.list(&named)).await?;
@@ -67,7 +68,7 @@ impl Signing {
                 name.cluster
             )));
         };
-        let failed = |error: Error| {
+        let failed = |error: CaError| {
             tracing::warn!(cluster = %key, worker = name.ordinal, %error, "failed to sign a certificate");
             Status::unavailable(error.to_string())
         };
@@ -76,8 +77,10 @@ impl Signing {
         let decided = match self.claims(token).await.map_err(failed)? {
             Err(refusal) => Err(refusal),
             Ok(claims) => {
-                let pod =
-                    self.pod(&key.namespace, &names.pod(name.ordinal.unwrap_or_default())).await.map_err(failed)?;
+                let pod = self
+                    .pod(&key.namespace, &names.pod(name.ordinal.unwrap_or_default()))
+                    .await
+                    .map_err(|error| failed(error.into()))?;
                 approve(&name, &claims, &cluster, pod.as_deref())
             }
         };

@@ -7,10 +7,11 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 
 use crate::cluster::plan::Action;
 use crate::cluster::plan::lifecycle::LifecycleEvent;
-use crate::cluster::status::{GPU_FAILED, GPU_UNUSABLE};
+use crate::cluster::status::gpu::{GPU_FAILED, GPU_UNUSABLE};
 use crate::cluster::validate::ValidatedCluster;
 use crate::context::Key;
-use crate::kube::api_request::{Error, request};
+use crate::kube::api_request::request;
+use crate::kube::failure::{Cause, Failure};
 use crate::kube::resource_kinds::{CLAIM, CLUSTER, Kind, POD, RUN};
 use crate::learner_run::RunEvent;
 
@@ -93,8 +94,8 @@ impl Events {
     }
 
     /// Publishes a failed reconcile.
-    pub(crate) async fn publish_failure(&self, key: &Key, uid: &str, error: &Error) {
-        if !matches!(error, Error::NotLeader) {
+    pub(crate) async fn publish_failure(&self, key: &Key, uid: &str, error: &impl Failure) {
+        if !matches!(error.root_cause(), Cause::NotLeader) {
             self.publish(CLUSTER, key, uid, EventType::Warning, "ReconcileFailed", &error.to_string()).await;
         }
     }
@@ -185,6 +186,7 @@ fn reference(kind: &str, namespace: &str, name: String) -> ObjectReference {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::object::ClusterObject;
     use crate::cluster::validate::validate;
     use serde_json::json;
 
@@ -195,7 +197,8 @@ mod tests {
             "metadata": { "name": "words", "namespace": "research", "uid": "0f6c1d52-8a53-4a0a-9d1e-2f8f5f0f7a11", "generation": 1 },
             "spec": { "workers": 3 },
         });
-        let cluster = validate(&object).unwrap_or_else(|refused| panic!("{refused}"));
+        let cluster = validate(&serde_json::from_value::<ClusterObject>(object).expect("an object"))
+            .unwrap_or_else(|refused| panic!("{refused}"));
         let deleted = |ordinal| Action::DeletePod { ordinal, uid: "u".into(), force: false };
         let (first, second) = (related_object(&cluster, &deleted(0)), related_object(&cluster, &deleted(1)));
         assert_eq!(first.as_ref().and_then(|pod| pod.name.as_deref()), Some("words-worker-0"));

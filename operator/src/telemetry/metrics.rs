@@ -89,7 +89,7 @@ struct ConditionLabels {
     status: String,
 }
 
-/// Counters of the process, and the last status of each cluster.
+/// Counters of the process, and the last status of each cluster. One field per series, therefore more than a dozen.
 pub(crate) struct Metrics {
     reconciles: Family<ResultLabels, Counter>,
     errors: Family<ErrorLabels, Counter>,

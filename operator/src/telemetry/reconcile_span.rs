@@ -5,7 +5,7 @@ use tracing::field::Empty;
 use tracing::{Span, debug_span};
 
 use crate::context::Key;
-use crate::kube::api_request::Error;
+use crate::kube::failure::Failure;
 use crate::kube::resource_kinds::Kind;
 
 /// Starts the span of one reconcile.
@@ -24,13 +24,13 @@ pub(crate) fn reconcile_span(kind: Kind, key: &Key, uid: Option<&str>) -> Span {
 }
 
 /// Records the outcome in the current span.
-pub(crate) fn record_outcome(result: &Result<Action, Error>) {
+pub(crate) fn record_outcome(result: &Result<Action, impl Failure>) {
     let span = Span::current();
     match result {
         Ok(_) => drop(span.record("outcome", "ok")),
         Err(error) => {
             span.record("outcome", "error");
-            span.record("error.type", error.category());
+            span.record("error.type", error.root_cause().category());
             span.record("otel.status_code", "ERROR");
             span.record("otel.status_description", tracing::field::display(error));
         }
@@ -44,6 +44,7 @@ mod tests {
     use engram_telemetry::{Log, LogFormat, Program, Spans, build};
 
     use super::*;
+    use crate::kube::api_request::WriteError;
     use crate::kube::resource_kinds::RUN;
 
     #[test]
@@ -55,7 +56,7 @@ mod tests {
         tracing::dispatcher::with_default(&dispatch, || {
             let key = Key { namespace: "research".into(), name: "sales".into() };
             reconcile_span(RUN, &key, Some("7b1e")).in_scope(|| {
-                record_outcome(&Err(Error::NotLeader));
+                record_outcome(&Err(WriteError::NotLeader));
                 tracing::info!("reconciled");
             });
         });

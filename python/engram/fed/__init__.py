@@ -39,6 +39,32 @@ _WAIT_SECONDS = 20.0
 _PAUSES = (0.5, 60.0)
 
 
+class _Pauses:
+    """Growing random pauses between attempts, for some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins again after a success."""
+        self._end = time.monotonic() + self._seconds
+        self._failures = 0
+
+    def rest(self) -> float:
+        """Returns the seconds that are left."""
+        return max(0.0, self._end - time.monotonic())
+
+    def wait(self) -> bool:
+        """Waits before the next attempt; returns whether there is time for one."""
+        pause = random.uniform(0.05, 1.0) * min(_PAUSES[0] * 2**self._failures, _PAUSES[1])
+        if self.rest() <= 0:
+            return False
+        time.sleep(min(pause, self.rest()))
+        self._failures = min(self._failures + 1, 16)
+        return True
+
+
 @dataclass(frozen=True)
 class Update:
     """Result of local training: the trained parameters of the layers that are shared, and the number of samples."""
@@ -70,6 +96,8 @@ class Task:
     lease_seconds: float
     _participant: _engram.Participant = field(repr=False)
     _native: _engram.FederatedTask = field(repr=False)
+    #: Seconds in which ``reply`` repeats its attempts.
+    _patience: float = field(default=600.0, repr=False)
 
     @property
     def number(self) -> int:
@@ -87,18 +115,27 @@ class Task:
     ) -> bool:
         """Sends the trained parameters. Returns whether they were sent in time to count.
 
-        With secure aggregation it returns when the sum of the round is known. ``rate_sum`` is required with strategy ``Scaffold``.
+        With secure aggregation it returns when the sum of the round is known. ``rate_sum`` is required with strategy ``Scaffold``. While the
+        cluster cannot be reached, attempts are repeated for ``timeout`` seconds, unless stated those of ``patience`` of :func:`tasks`: an
+        update counts once.
         """
         if self.correction is not None and rate_sum is None:
             raise invalid("rate_sum is None; required with strategy Scaffold: the sum of the step sizes of all local steps")
         update = self._change(parameters)
         loss = None if loss is None else float(loss)
         rate_sum = None if rate_sum is None else float(rate_sum)
-        try:
-            self._participant.submit(self._native, update, int(samples), loss=loss, rate_sum=rate_sum, timeout=timeout).wait()
-        except ConflictError:
-            return False
-        return True
+        pauses = _Pauses(self._patience if timeout is None else timeout)
+        while True:
+            try:
+                rest = None if timeout is None else pauses.rest()
+                self._participant.submit(self._native, update, int(samples), loss=loss, rate_sum=rate_sum, timeout=rest).wait()
+            except ConflictError:
+                return False
+            except (UnavailableError, TimeoutError):
+                if not pauses.wait():
+                    raise
+            else:
+                return True
 
     def give_up(self, *, timeout: float | None = None) -> None:
         """Returns the task, so that another client can have it."""
@@ -159,18 +196,15 @@ def tasks(
         return
     path = None if keys is None else os.fspath(keys)
     participant = _engram.Participant(db._native, run, client, keys=path, model_key=model_key)
-    failures = 0
-    since = time.monotonic()
+    pauses = _Pauses(patience)
     while True:
         try:
             found = participant.next(_WAIT_SECONDS).wait()
         except (UnavailableError, TimeoutError):
-            if time.monotonic() - since > patience:
+            if not pauses.wait():
                 raise
-            time.sleep(random.uniform(0.05, 1.0) * min(_PAUSES[0] * 2**failures, _PAUSES[1]))
-            failures = min(failures + 1, 16)
             continue
-        failures, since = 0, time.monotonic()
+        pauses.reset()
         if isinstance(found, str):
             return
         if found is not None:
@@ -185,13 +219,17 @@ def tasks(
                 found.lease_seconds,
                 participant,
                 found,
+                patience,
             )
-            since = time.monotonic()
+            pauses.reset()
 
 
-def model(db: Database, run: str, layers: Mapping[str, tuple[int, ...]]) -> Model:
-    """Returns the newest model of a run, while it runs and after it. ``layers`` are names and shapes of the shared layers in their order."""
-    values = _engram.Participant(db._native, run, "reader").newest_model().wait()
+def model(db: Database, run: str, layers: Mapping[str, tuple[int, ...]], *, model_key: str | None = None) -> Model:
+    """Returns the newest model of a run, while it runs and after it. ``layers`` are names and shapes of the shared layers in their order.
+
+    It is whole: its digest and signature are checked, by ``model_key`` (output ``model_key`` of the run) if given. It requires the permission ``read``.
+    """
+    values = _engram.Participant(db._native, run, "reader", model_key=model_key).newest_model().wait()
     sizes = {name: int(np.prod(shape)) for name, shape in layers.items()}
     if sum(sizes.values()) != len(values):
         raise invalid(f"layers have {sum(sizes.values())} parameters; the model has {len(values)}")

@@ -1,6 +1,7 @@
 //! The cluster: its folder, its start and end, and the ways into it.
 
 use crate::http::Api;
+use crate::kubeconfig::{GivenCluster, needs_nodes};
 use crate::network::MOST_NODES;
 use crate::process::{self, Record, until};
 use crate::requirements::{self, PATH, find};
@@ -8,8 +9,10 @@ use crate::{PROGRAM, Skip, cgroup, host, image_store, programs};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,6 +21,10 @@ use std::time::{Duration, Instant};
 
 /// How long a command in the cluster may take unless it says so itself.
 pub(crate) const COMMAND: Duration = Duration::from_secs(60);
+/// Describes the cluster of a folder.
+const ABOUT: &str = "cluster.json";
+/// Folder of the images and containers of all nodes, with a mount of its own.
+const IMAGE_STORES: &str = "containerd";
 /// Sockets below the folder have paths of at most 107 bytes, and kubelet adds some of its own.
 const LONGEST_FOLDER: usize = 60;
 
@@ -43,6 +50,8 @@ impl Default for Options {
 pub struct Cluster {
     folder: PathBuf,
     pub(crate) about: About,
+    /// `None` for a cluster that was started here.
+    pub(crate) given: Option<GivenCluster>,
 }
 
 /// What a later process has to know.
@@ -68,13 +77,21 @@ impl Cluster {
             ensure!(!up.is_up(), "a cluster is up in {}: `cargo xtask kubernetes down` ends it", folder.display());
             up.stop(false)?;
         } else if folder.exists() {
+            // All that is left of a cluster that was ended while it started.
+            let stores = folder.join(IMAGE_STORES);
+            if stores.is_dir() {
+                image_store::unmount(&stores)?;
+                // Fails when it has files: then it is not of a cluster.
+                let _ = fs::remove_dir(&stores);
+            }
             let empty = fs::read_dir(&folder)?.next().is_none();
             ensure!(empty, "{} holds other things than a cluster: name another folder", folder.display());
         }
         fs::create_dir_all(&folder)?;
-        let cluster = Self { folder, about: About { options, programs, restore: host::Restore::prepare()? } };
+        let about = About { options, programs, restore: host::Restore::prepare()? };
+        let cluster = Self { folder, about, given: None };
         // First of all: by this file the folder is known as a cluster's, whenever the start is cut off.
-        fs::write(cluster.path("cluster.json"), serde_json::to_vec(&cluster.about)?)?;
+        fs::write(cluster.path(ABOUT), serde_json::to_vec(&cluster.about)?)?;
         for part in ["bin", "certificates", "images", "log", "volumes"] {
             fs::create_dir_all(cluster.path(part))?;
         }
@@ -136,10 +153,24 @@ impl Cluster {
     /// There is none.
     pub fn attach() -> Result<Self> {
         let folder = folder()?;
-        let about = fs::read(folder.join("cluster.json"));
+        let about = fs::read(folder.join(ABOUT));
         let about =
             about.with_context(|| format!("no cluster in {}: `cargo xtask kubernetes up`", folder.display()))?;
-        Ok(Self { about: serde_json::from_slice(&about)?, folder })
+        Ok(Self { about: serde_json::from_slice(&about)?, folder, given: None })
+    }
+
+    /// A cluster that was not started here, with a folder for files of the suites.
+    pub(crate) fn reached_by(folder: PathBuf, given: GivenCluster) -> Self {
+        let options = Options { nodes: 0, fake: false };
+        // Optional: the API server and kubectl are elsewhere.
+        let programs = programs::find().unwrap_or_default();
+        let about = About { options, programs, restore: host::Restore::default() };
+        Self { folder, about, given: Some(given) }
+    }
+
+    /// Whether it was not started here: only its API server can be used.
+    pub const fn is_given(&self) -> bool {
+        self.given.is_some()
     }
 
     /// Whether a node's holder lives.
@@ -166,7 +197,7 @@ impl Cluster {
             return Ok(());
         }
         // With the last holder went the last mount below it. Not at once: a mount namespace outlives its processes a moment.
-        until("the removal of the folder", Duration::from_secs(10), || Ok(Some(fs::remove_dir_all(&self.folder)?)))
+        until("the removal of the folder", Duration::from_secs(10), || Ok(Some(remove(&self.folder)?)))
             .with_context(|| format!("failed to remove {}", self.folder.display()))
     }
 
@@ -190,7 +221,7 @@ impl Cluster {
 
     /// What the containerds of all nodes keep.
     pub(crate) fn image_stores(&self) -> PathBuf {
-        self.path("containerd")
+        self.path(IMAGE_STORES)
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -208,11 +239,27 @@ impl Cluster {
     /// [`Skip`] when it is not there: Helm and the S3 server are optional.
     pub fn kubernetes_program(&self, name: &str) -> Result<PathBuf> {
         let path = self.about.programs.join(name);
+        let installed = self.given.as_ref().and_then(|_| find(name));
+        if let Some(path) = installed {
+            return Ok(path);
+        }
         if path.is_file() { Ok(path) } else { Err(Skip(format!("there is no {}", path.display())).into()) }
     }
 
     pub(crate) fn kubeconfig(&self, name: &str) -> String {
         self.path("certificates").join(format!("{name}.kubeconfig")).to_string_lossy().into_owned()
+    }
+
+    /// The number of the node that a pod is on.
+    ///
+    /// # Errors
+    /// The pod is on none, or [`Skip`] where nodes are not this cluster's own.
+    pub(crate) fn node_of(&self, pod: &Value) -> Result<u8> {
+        if self.is_given() {
+            return Err(needs_nodes("this check"));
+        }
+        let number = pod["spec"]["nodeName"].as_str().and_then(|name| name.strip_prefix('n')?.parse().ok());
+        number.context("the pod is on no node")
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
@@ -229,6 +276,9 @@ impl Cluster {
     /// # Errors
     /// The node is not up.
     pub(crate) fn holder(&self, node: u8) -> Result<Record> {
+        if self.is_given() {
+            return Err(needs_nodes("this check"));
+        }
         let record = Record::load(&self.record(node, "holder")).filter(|it| it.is_alive());
         record.with_context(|| format!("node {} is not up", node_name(node)))
     }
@@ -407,9 +457,12 @@ impl Cluster {
     /// A kubectl that is to be started.
     ///
     /// # Errors
-    /// Node 1 is not up.
+    /// Node 1 of a cluster that was started here is not up.
     pub fn kubectl_command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Result<Command> {
-        let mut command = self.network_command(1, self.about.programs.join("kubectl"))?;
+        let mut command = match &self.given {
+            Some(given) => given.kubectl_command(),
+            None => self.network_command(1, self.about.programs.join("kubectl"))?,
+        };
         command.args(arguments);
         Ok(command)
     }
@@ -466,6 +519,19 @@ fn spawn_stoppable(command: &mut Command) -> Result<std::process::Child> {
 /// Name of a node.
 pub(crate) fn node_name(node: u8) -> String {
     format!("n{node}")
+}
+
+/// Removes a cluster's folder. The file by which the next start knows it goes last: that start removes what a failed or killed removal left.
+fn remove(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else if entry.file_name() != ABOUT {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    fs::remove_dir_all(folder)
 }
 
 fn folder() -> Result<PathBuf> {

@@ -7,6 +7,7 @@ use crate::process::until;
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Deadline of a start on a machine that is also compiling.
@@ -139,20 +140,8 @@ impl Cluster {
     /// What is packed of the cluster's own programs: `tools` under two tags, DNS, and the S3 server where there is one.
     pub(crate) fn pack_images(&self) -> Result<()> {
         use crate::image::{Content, Image, write_archive};
-        let inside = format!("/bin/{}", crate::PROGRAM);
-        let tools = Content::default().program(&inside, &self.program())?;
-        let image = |name, entrypoint, user| Image { name, content: &tools, entrypoint, user };
+        self.pack_tools()?;
         let images = self.path("images");
-        fs::create_dir_all(&images)?;
-        write_archive(
-            &images.join("every-node.tar"),
-            &[
-                image("local.test/pause:1", &[&inside, "pause"], ""),
-                // Two tags: a rolling change without a second build.
-                image("local.test/tools:1", &[&inside, "tool"], "65532:65532"),
-                image("local.test/tools:2", &[&inside, "tool"], "65532:65532"),
-            ],
-        )?;
         let dns = Content::default().program("/coredns", &self.kubernetes_program("coredns")?)?;
         let dns = Image { name: "local.test/coredns:1", content: &dns, entrypoint: &["/coredns"], user: "" };
         write_archive(&images.join("n1-coredns.tar"), &[dns])?;
@@ -162,5 +151,26 @@ impl Cluster {
             write_archive(&images.join("n1-s3.tar"), &[s3])?;
         }
         Ok(())
+    }
+
+    /// Writes the archive with the images of the test pods, and returns its path.
+    pub(crate) fn pack_tools(&self) -> Result<PathBuf> {
+        use crate::image::{Content, Image, write_archive};
+        let inside = format!("/bin/{}", crate::PROGRAM);
+        let tools = Content::default().program(&inside, &self.program())?;
+        let image = |name, entrypoint, user| Image { name, content: &tools, entrypoint, user };
+        let images = self.path("images");
+        fs::create_dir_all(&images)?;
+        let archive = images.join("every-node.tar");
+        write_archive(
+            &archive,
+            &[
+                image("local.test/pause:1", &[&inside, "pause"], ""),
+                // Two tags: a rolling change without a second build.
+                image("local.test/tools:1", &[&inside, "tool"], "65532:65532"),
+                image("local.test/tools:2", &[&inside, "tool"], "65532:65532"),
+            ],
+        )?;
+        Ok(archive)
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::cluster::{Cluster, node_name};
 use crate::http::MERGE;
+use crate::kubeconfig::needs_nodes;
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -81,6 +82,9 @@ impl Cluster {
     /// # Errors
     /// There is no such node.
     pub fn offer_gpus(&self, node: u8, count: u32) -> Result<()> {
+        if self.is_given() {
+            return Err(needs_nodes("offering GPUs"));
+        }
         let offer = json!({"nvidia.com/gpu": count.to_string()});
         let status = json!({"status": {"capacity": offer, "allocatable": offer}});
         self.api().patch(&format!("/api/v1/nodes/{}/status", node_name(node)), MERGE, &status).map(drop)
@@ -89,11 +93,11 @@ impl Cluster {
     /// Returns the node and the id of a container.
     fn task(&self, namespace: &str, pod: &str, container: &str) -> Result<(u8, String)> {
         let pod = self.api().get(&format!("/api/v1/namespaces/{namespace}/pods/{pod}"))?;
-        let node = pod["spec"]["nodeName"].as_str().and_then(|it| it.strip_prefix('n')).and_then(|it| it.parse().ok());
+        let node = self.node_of(&pod)?;
         let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
         let status = statuses.iter().find(|it| it["name"] == container);
         let id = status.and_then(|it| it["containerID"].as_str()).and_then(|it| it.strip_prefix("containerd://"));
-        Ok((node.context("the pod is on no node")?, id.context("the container does not run")?.to_owned()))
+        Ok((node, id.context("the container does not run")?.to_owned()))
     }
 }
 

@@ -26,7 +26,7 @@ const GROUP: &str = "engram-";
 const NODE: &str = "n";
 
 /// What is to be put back when a cluster ends.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Restore {
     settings: BTreeMap<String, String>,
     /// Mount points that were made for the nodes' own folders, outermost first.

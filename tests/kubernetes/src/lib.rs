@@ -20,6 +20,8 @@ pub mod host;
 mod http;
 mod image;
 mod image_store;
+mod kubeconfig;
+mod member;
 mod network;
 mod node;
 pub mod panics;

@@ -71,6 +71,12 @@ enum Command {
         /// Only the checks whose name contains this
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
+        /// Uses the cluster of this kubeconfig (kind or the like) through its API server; what needs control over nodes is skipped
+        #[arg(long, value_name = "FILE", conflicts_with = "keep")]
+        kubeconfig: Option<PathBuf>,
+        /// Command that loads an image archive, whose path is added, into the nodes of that cluster: "kind load image-archive"
+        #[arg(long, value_name = "COMMAND", default_value = "", requires = "kubeconfig")]
+        image_loader: String,
     },
     /// Prints the folder of the Kubernetes programs; finds, unpacks or builds them first
     Programs,
@@ -117,7 +123,13 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<ExitCode> {
     let suites = if arguments.campaign { vec![suites::CAMPAIGN.to_owned()] } else { Vec::new() };
-    match arguments.command.unwrap_or(Command::Run { suites, keep: false, only: None }) {
+    match arguments.command.unwrap_or(Command::Run {
+        suites,
+        keep: false,
+        only: None,
+        kubeconfig: None,
+        image_loader: String::new(),
+    }) {
         Command::Up(shape) => {
             let cluster = Cluster::start(Options { nodes: shape.nodes, fake: shape.fake })?;
             println!("up: {}", cluster.folder().display());
@@ -130,7 +142,11 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             Cluster::attach()?.load_image(&archive)?;
         }
         Command::PackImage { archive, name, program, file, user } => pack(&archive, &name, &program, &file, &user)?,
-        Command::Run { suites, keep, only } => return test(&suites, keep, only.as_deref()),
+        Command::Run { suites, only, kubeconfig: Some(kubeconfig), image_loader, .. } => {
+            let cluster = Cluster::given(&kubeconfig, &image_loader)?;
+            return test_given(&cluster, &suites, only.as_deref());
+        }
+        Command::Run { suites, keep, only, .. } => return test(&suites, keep, only.as_deref()),
         Command::Programs => println!("{}", programs::find()?.display()),
         Command::Hold { name, ready } => holder::hold(&name, &ready)?,
         Command::Pause => holder::pause()?,
@@ -157,6 +173,19 @@ fn pack(archive: &Path, names: &[String], program: &Path, files: &[String], user
 fn kubectl(arguments: &[String]) -> Result<ExitCode> {
     let status = Cluster::attach()?.kubectl_command(arguments)?.status()?;
     Ok(ExitCode::from(status.code().and_then(|it| u8::try_from(it).ok()).unwrap_or(1)))
+}
+
+/// Runs suites on a cluster that was not started here.
+fn test_given(cluster: &Cluster, names: &[String], only: Option<&str>) -> Result<ExitCode> {
+    cluster.load_tools().context("failed to load the images of the test pods")?;
+    let mut summary = suites::Summary::default();
+    suites::run(cluster, names, only, &mut summary);
+    println!("\n{summary}");
+    Ok(match summary {
+        suites::Summary { failed: 1.., .. } => ExitCode::FAILURE,
+        suites::Summary { passed: 0, .. } => ExitCode::from(Skip::STATUS),
+        _ => ExitCode::SUCCESS,
+    })
 }
 
 fn test(names: &[String], keep: bool, only: Option<&str>) -> Result<ExitCode> {

@@ -102,6 +102,9 @@ impl Cluster {
     /// It is no image, or a node refuses it.
     pub fn load_image(&self, archive: &Path) -> Result<()> {
         ensure!(!self.is_fake(), "this cluster's nodes are fake, and run no image");
+        if let Some(given) = &self.given {
+            return given.load_image(archive);
+        }
         let name = archive.file_name().context("the archive has no name")?;
         let kept = self.path("images").join(name);
         fs::copy(archive, &kept).with_context(|| format!("failed to copy {}", archive.display()))?;
@@ -115,9 +118,12 @@ impl Cluster {
         (1..=MOST_NODES).filter(|&it| self.holder(it).is_ok()).try_for_each(|node| self.shell(node, &line).map(drop))
     }
 
-    /// Imports an image into one node alone.
+    /// Imports an image into one node alone, where nodes are this cluster's own.
     pub(crate) fn load_image_on(&self, node: u8, archive: &Path) -> Result<()> {
-        self.import(node, archive)
+        match &self.given {
+            Some(given) => given.load_image(archive),
+            None => self.import(node, archive),
+        }
     }
 
     fn import(&self, node: u8, archive: &Path) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Processes: commands that end within a limit, waits with a deadline, and records by which a later call ends a daemon.
 
+use crate::requirements::Skip;
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Polling interval of conditions. A shorter one would load the API server on two cores.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Waits until `look` returns a value. Errors count as "not yet"; the last one is reported at the deadline.
+/// Waits until `look` returns a value. Errors count as "not yet"; the last one is reported at the deadline, and a [`Skip`] at once.
 ///
 /// # Errors
 /// It gives nothing within `limit`.
@@ -23,6 +24,7 @@ pub fn until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Result<Op
         let last = match look() {
             Ok(Some(found)) => return Ok(found),
             Ok(None) => None,
+            Err(error) if error.is::<Skip>() => return Err(error),
             Err(error) => Some(error),
         };
         if began.elapsed() >= limit {

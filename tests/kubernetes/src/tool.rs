@@ -40,6 +40,11 @@ pub enum Command {
         /// What
         text: String,
     },
+    /// Trains in the elastic group of a run of kind Job
+    Train {
+        /// Steps of the training
+        steps: u64,
+    },
 }
 
 /// Does it.
@@ -52,6 +57,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Get { url } => print!("{}", get(&url, Duration::from_secs(5))?),
         Command::Gap { url, seconds } => println!("{}", gap(&url, Duration::from_secs(seconds))),
         Command::Sleep { seconds } => std::thread::sleep(Duration::from_secs(seconds)),
+        Command::Train { steps } => crate::member::run(steps)?,
         Command::Write { path, text } => {
             std::fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))?;
             let about = std::fs::metadata(&path)?;

@@ -75,7 +75,11 @@ fn check_profile(cluster: &Cluster, workers: u32) {
     assert!(devices.contains(&"driver") && devices.len() <= workers as usize + 1, "{profile}");
     assert!(devices.iter().any(|device| device.starts_with("worker ")), "{profile}");
     assert!(profile["bottleneck"].is_string() && (profile["lost"] == 0 || workers > 1), "{profile}");
+    let computed = profile["hardware"].as_array().expect("a list");
+    let tasks: u64 = computed.iter().filter_map(|it| it["tasks"].as_u64()).sum();
+    assert!(tasks > 1 && computed.iter().all(|it| it["device"].as_str().is_some_and(|it| it.starts_with("CPU, "))));
     let page = std::fs::read_to_string(file("run.html")).expect("a page");
+    assert!(page.contains("<h2>Devices</h2>") && page.contains("<td>CPU, "), "{page}");
     assert!(page.contains("train the classifier") && page.contains("spectrum") && page.contains("bottleneck: "));
 
     let text = cluster.engram(&["profile", "max-plus", "--to", &file("run.json")]).exits_with(0);

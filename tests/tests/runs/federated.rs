@@ -1,6 +1,5 @@
 //! Federated runs: clients train together, and a round goes on when the worker that drives it dies.
 
-use super::runs;
 use crate::has_ended;
 use engram_client::Client;
 use engram_federated::service::{digest, digest_of_chunks};
@@ -10,10 +9,10 @@ use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
 use serde_json::Value;
 use std::time::Duration;
 
-const CLIENTS: usize = 4;
+pub(crate) const CLIENTS: usize = 4;
 const WAIT: Duration = Duration::from_secs(10);
 
-fn manifest(name: &str, rounds: usize, more: &str) -> String {
+pub(crate) fn manifest(name: &str, rounds: usize, more: &str) -> String {
     format!(
         "apiVersion: engram.dev/v1alpha1\nkind: LearnerRun\nmetadata: {{ name: {name} }}\nspec:\n  clusterRef: {{ name: fed }}\n  \
          kind: Federated\n  federated:\n    model: {{ layers: [{{ name: w, shape: [{CLIENTS}] }}] }}\n    rounds: {rounds}\n    \
@@ -21,11 +20,11 @@ fn manifest(name: &str, rounds: usize, more: &str) -> String {
     )
 }
 
-fn keys() -> Vec<ClientKeys> {
+pub(crate) fn keys() -> Vec<ClientKeys> {
     (0..CLIENTS).map(|_| ClientKeys::generate()).collect()
 }
 
-fn participants(client: &Client, run: &str, keys: &[ClientKeys]) -> Vec<Participant> {
+pub(crate) fn participants(client: &Client, run: &str, keys: &[ClientKeys]) -> Vec<Participant> {
     let one = |(number, keys): (usize, &ClientKeys)| {
         Participant::new(client.clone(), run, &format!("c{number}"), keys.clone())
     };
@@ -33,12 +32,12 @@ fn participants(client: &Client, run: &str, keys: &[ClientKeys]) -> Vec<Particip
 }
 
 /// The update of a client: 1 at its own place, so that the model counts how often each client was aggregated.
-fn update(number: usize) -> Vec<f32> {
+pub(crate) fn update(number: usize) -> Vec<f32> {
     (0..CLIENTS).map(|place| if place == number { 1.0 } else { 0.0 }).collect()
 }
 
 /// Lets a client check in until it has a task; `None` when the run has ended.
-async fn task(participant: &Participant) -> Option<Assignment> {
+pub(crate) async fn task(participant: &Participant) -> Option<Assignment> {
     loop {
         match participant.next(WAIT).await.expect("failed to check in") {
             Next::Task(assignment) => return Some(*assignment),
@@ -50,10 +49,20 @@ async fn task(participant: &Participant) -> Option<Assignment> {
 
 /// All clients take part at once until the run ends.
 async fn take_part(participants: Vec<Participant>) {
+    take_part_with(participants, |number, _| update(number)).await;
+}
+
+/// As [`take_part`]; `train` returns the update of a client for a version.
+async fn take_part_with(
+    participants: Vec<Participant>,
+    train: impl Fn(usize, u64) -> Vec<f32> + Clone + Send + 'static,
+) {
     let clients = participants.into_iter().enumerate().map(|(number, participant)| {
+        let train = train.clone();
         tokio::spawn(async move {
             while let Some(assignment) = task(&participant).await {
-                match participant.submit(&assignment.task, &update(number), 1, Some(1.0)).await {
+                let update = train(number, assignment.task.version);
+                match participant.submit(&assignment.task, &update, 1, Some(1.0)).await {
                     Ok(_) => {}
                     Err(error) if error.is_stale() => {}
                     Err(error) => panic!("client {number}: {error}"),
@@ -66,26 +75,26 @@ async fn take_part(participants: Vec<Participant>) {
     }
 }
 
-fn named(cluster: &Cluster, name: &str) -> Option<Value> {
+pub(crate) fn named(cluster: &Cluster, name: &str) -> Option<Value> {
     let listed = cluster.engram(&["list", "runs", "-o", "json"]);
     // Runs of partitions without primary are not listed.
     let items = (listed.code == Some(0)).then(|| listed.json()["items"].clone())?;
     items.as_array()?.iter().find(|run| run["name"] == name).cloned()
 }
 
-fn kill_driver(cluster: &mut Cluster, name: &str) {
+pub(crate) fn kill_driver(cluster: &mut Cluster, name: &str) {
     let driver = wait_for("the driver", DEADLINE, || named(cluster, name)?["driver"].as_u64()) as usize;
     let pid = cluster.worker(driver).expect("the worker runs");
     cluster.kill(pid);
 }
 
-fn wait_for_success(cluster: &Cluster, name: &str) -> Value {
+pub(crate) fn wait_for_success(cluster: &Cluster, name: &str) -> Value {
     let ended = wait_for("the run to end", DEADLINE, || named(cluster, name).filter(has_ended));
     assert_eq!(ended["phase"], "Succeeded", "{ended}");
     ended
 }
 
-async fn model(client: &Client, run: &str) -> Vec<f32> {
+pub(crate) async fn model(client: &Client, run: &str) -> Vec<f32> {
     participants(client, run, &keys())[0].newest_model().await.expect("failed to download the model")
 }
 
@@ -123,6 +132,8 @@ fn a_round_survives_the_death_of_its_worker_at_each_stage_and_counts_each_update
     train_on_device(&cluster);
     send_small_updates_during_a_slow_upload(&mut cluster);
     revoke_a_client(&cluster);
+    begin_an_upload_again(&cluster);
+    super::federated_input::refuse_bad_uploads(&cluster);
     cluster.stop();
 }
 
@@ -174,46 +185,57 @@ fn survive_death_after(cluster: &mut Cluster, keys: &[ClientKeys], acknowledged:
 
 /// Lets all clients check in at once; returns their tasks.
 async fn futures_of(participants: &[Participant]) -> Vec<Assignment> {
-    let mut waiting: Vec<_> = participants.iter().map(|participant| Some(Box::pin(task(participant)))).collect();
-    let mut tasks: Vec<Option<Assignment>> = participants.iter().map(|_| None).collect();
-    std::future::poll_fn(|context| {
-        for (future, found) in waiting.iter_mut().zip(&mut tasks) {
-            if let Some(std::task::Poll::Ready(task)) = future.as_mut().map(|future| future.as_mut().poll(context)) {
-                *found = Some(task.expect("the run has not ended"));
-                *future = None;
-            }
-        }
-        if tasks.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    tasks.into_iter().flatten().collect()
+    let tasks = all_of(participants.iter().map(task)).await;
+    tasks.into_iter().map(|task| task.expect("the run has not ended")).collect()
 }
 
-/// With secure aggregation and privacy, rounds go on when the worker that relays the masks dies.
+/// Runs futures at the same time; returns their outputs in order.
+pub(crate) async fn all_of<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Some(Box::pin(future)), None)).collect();
+    std::future::poll_fn(|context| {
+        for (future, output) in &mut waiting {
+            if let Some(std::task::Poll::Ready(ready)) = future.as_mut().map(|future| future.as_mut().poll(context)) {
+                (*future, *output) = (None, Some(ready));
+            }
+        }
+        if waiting.iter().all(|(_, output)| output.is_some()) {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
+        }
+    })
+    .await;
+    waiting.into_iter().filter_map(|(_, output)| output).collect()
+}
+
+/// With secure aggregation and privacy, rounds go on when the worker that relays the masks dies, and a client clips its update before it masks it.
 fn hide_updates(cluster: &mut Cluster) {
+    const ROUNDS: usize = 3;
     let privacy =
-        "    privacy: { epsilon: 1000, delta: 0.1, noiseMultiplier: 0.5, clip: 1 }\n    secureAggregation: {}\n";
-    let file = cluster.file("secure.yaml", manifest("secure", 3, privacy));
+        "    privacy: { epsilon: 1000, delta: 0.1, noiseMultiplier: 0.3, clip: 1 }\n    secureAggregation: {}\n";
+    let file = cluster.file("secure.yaml", manifest("secure", ROUNDS, privacy));
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let keys = keys();
     let driver = wait_for("the driver", DEADLINE, || named(cluster, "secure")?["driver"].as_u64()) as usize;
     let pid = cluster.worker(driver).expect("the worker runs");
-    cluster.client(async |client| {
-        let clients = take_part(participants(&client, "secure", &keys));
-        let killed = async {
-            tokio::time::sleep(Duration::from_millis(300)).await;
+    let has_died = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let train = move |number, version| {
+        if version == 1 && !has_died.swap(true, std::sync::atomic::Ordering::SeqCst) {
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid as i32), nix::sys::signal::Signal::SIGKILL)
                 .expect("failed to kill the worker");
-        };
-        tokio::join!(clients, killed);
-    });
+        }
+        // A client that sends two hundred times the norm.
+        if number == 0 { vec![100.0; CLIENTS] } else { update(number) }
+    };
+    cluster.client(async |client| take_part_with(participants(&client, "secure", &keys), train).await);
     let ended = wait_for_success(cluster, "secure");
     assert_eq!((ended["epoch"].as_u64(), ended["updates"].as_u64()), (Some(3), Some(12)), "{ended}");
     assert!(ended["metrics"]["epsilon_spent"].as_f64() > Some(0.0), "{ended}");
     let model = cluster.client(async |client| model(&client, "secure").await);
-    // Three means of four, with noise of half the norm over four in each.
-    assert!(model.iter().all(|value| (value - 0.75).abs() < 1.2), "{model:?}");
-    assert_eq!(runs(cluster).len(), 2);
+    // A round adds a quarter of half from client 0, a quarter of one from another client, and noise with a deviation of 0.075.
+    let expected = |place: usize| ROUNDS as f32 * (0.125 + if place == 0 { 0.0 } else { 0.25 });
+    let is_near = |(place, value): (usize, &f32)| (value - expected(place)).abs() < 0.9;
+    assert!(model.iter().enumerate().all(is_near), "{model:?}");
 }
 
 /// SCAFFOLD: two clients with loss `a/2 (y - t)^2` reach the common optimum, which many local steps without control variates miss, although each client
@@ -277,6 +299,7 @@ fn send_small_updates_during_a_slow_upload(cluster: &mut Cluster) {
     let slow = SlowClient::new(VALUES);
     let half = slow.chunks() / 2;
     let task = cluster.client(async |client| {
+        slow.leave_no_chunks_of_a_task(&client).await;
         let task = slow.check_in(&client).await;
         for next in 0..half {
             assert_eq!(slow.chunk(&client, task, Some(next)).await, next + 1);
@@ -335,6 +358,21 @@ impl SlowClient {
         }
     }
 
+    /// What a task left that ended without an update is removed at once, not with the next version.
+    async fn leave_no_chunks_of_a_task(&self, client: &Client) {
+        let task = self.check_in(client).await;
+        let buffer = client.buffer("engram-federated").await.expect("the buffer exists");
+        let stored = async || buffer.stats().await.expect("failed to read the figures").items;
+        let model = stored().await;
+        for next in 0..3 {
+            self.chunk(client, task, Some(next)).await;
+        }
+        assert_eq!(stored().await, model + 3);
+        let caller = Some(self.caller.clone());
+        client.federated_give_up(v1::GiveUpTaskRequest { caller, task }).await.expect("failed to give up");
+        tokio::time::timeout(DEADLINE, async { while stored().await != model {} }).await.expect("chunks remain");
+    }
+
     /// Sends a chunk, or asks which is next. Returns the first missing one.
     async fn chunk(&self, client: &Client, task: u64, index: Option<u32>) -> u32 {
         let start = index.unwrap_or_default() as usize * Self::CHUNK;
@@ -371,21 +409,117 @@ impl SlowClient {
     }
 }
 
-/// A revoked client is refused at its next call, and a round goes on without it.
+/// A revoked client is refused at its next call, whatever it asks for, and its round goes on without it.
 fn revoke_a_client(cluster: &Cluster) {
-    let file = cluster.file("open.yaml", manifest("open", 1, ""));
+    let all = format!("population: {CLIENTS}, perRound: {CLIENTS}, minimum: {CLIENTS}");
+    let text = manifest("open", 1, "    lease: 600s\n    deadline: 600s\n");
+    let three = text.replace(&all, &format!("population: {CLIENTS}, perRound: 3, minimum: 3"));
+    let file = cluster.file("open.yaml", three);
     cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
     let keys = keys();
-    cluster.client(async |client| {
-        let participants = participants(&client, "open", &keys);
-        assert!(matches!(participants[0].next(Duration::ZERO).await, Ok(Next::Nothing)), "it is enrolled");
+    let secret = vec![7; 32];
+    let caller = v1::FederatedCaller { run: "open".into(), client: "bad".into(), secret: secret.into() };
+    let caller = Some(caller);
+    let (bad, tasks) = cluster.client(async |client| {
+        let others = participants(&client, "open", &keys);
+        let bad = async {
+            loop {
+                let request =
+                    v1::CheckInRequest { caller: caller.clone(), wait_ms: 5_000, ..v1::CheckInRequest::default() };
+                let answer = client.federated_check_in(request).await.expect("failed to check in");
+                if let Some(task) = answer.task {
+                    return task;
+                }
+            }
+        };
+        tokio::join!(bad, futures_of(&others[1..3]))
     });
-    let revoked = cluster.engram(&["federated", "revoke", "open", "c0"]).exits_with(0);
+    let revoked = cluster.engram(&["federated", "revoke", "open", "bad"]).exits_with(0);
     assert!(revoked.stdout.contains("is revoked"), "{}", revoked.stdout);
     cluster.client(async |client| {
-        let refused = participants(&client, "open", &keys)[0].next(Duration::ZERO).await.expect_err("revoked");
-        assert!(refused.to_string().contains("not revoked"), "{refused}");
-        client.cancel_run("open").await.expect("failed to cancel");
+        let is_refused = |refusal: Option<v1::FederatedRefusal>| {
+            let refusal = refusal.expect("the client is revoked");
+            assert_eq!(refusal.reason(), v1::FederatedRefusalReason::NotEnrolled, "{refusal:?}");
+            assert!(refusal.message.contains("not revoked"), "{refusal:?}");
+        };
+        let request = v1::CheckInRequest { caller: caller.clone(), ..v1::CheckInRequest::default() };
+        is_refused(client.federated_check_in(request).await.expect("failed to check in").refusal);
+        let part = v1::GetModelPartRequest {
+            caller: caller.clone(),
+            version: bad.version,
+            bytes: 16,
+            ..v1::GetModelPartRequest::default()
+        };
+        let part = client.federated_model_part(part).await.expect("failed to read the model");
+        assert!(part.content.is_empty());
+        is_refused(part.refusal);
+        let chunk = v1::UploadChunkRequest {
+            caller: caller.clone(),
+            task: bad.number,
+            update_bytes: bad.model_bytes,
+            ..v1::UploadChunkRequest::default()
+        };
+        is_refused(client.federated_upload_chunk(chunk).await.expect("failed to upload").refusal);
+        // Another client takes its place in the round.
+        let others = participants(&client, "open", &keys);
+        let last = task(&others[3]).await.expect("the round is in progress");
+        assert_eq!(last.task.round, bad.round);
+        for (number, task) in [(1, &tasks[0]), (2, &tasks[1]), (3, &last)] {
+            others[number].submit(&task.task, &update(number), 1, None).await.expect("failed to submit");
+        }
+    });
+    let ended = wait_for_success(cluster, "open");
+    assert_eq!((ended["epoch"].as_u64(), ended["updates"].as_u64()), (Some(1), Some(3)), "{ended}");
+    let model = cluster.client(async |client| model(&client, "open").await);
+    assert!(model[0] == 0.0 && model[1..].iter().all(|value| (value - 1.0 / 3.0).abs() < 1e-6), "{model:?}");
+}
+
+/// A client that trained a task again, as after a restart, gives up the upload that it had begun; a reader of the model sees one version.
+fn begin_an_upload_again(cluster: &Cluster) {
+    let all = format!("population: {CLIENTS}, perRound: {CLIENTS}, minimum: {CLIENTS}");
+    let text = manifest("again", 2, "    lease: 600s\n    deadline: 600s\n");
+    let file = cluster.file("again.yaml", text.replace(&all, "population: 1, perRound: 1"));
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    cluster.client(async |client| {
+        let path = cluster.folder().join("again.json");
+        let restarted = || Participant::new(client.clone(), "again", "one", ClientKeys::open(&path).expect("keys"));
+        let first = restarted();
+        let begun = task(&first).await.expect("the run goes on");
+        let stored = std::fs::read(&path).expect("failed to read the keys");
+        let stored: Value = serde_json::from_slice(&stored).expect("keys are JSON");
+        let secret: Vec<u8> = serde_json::from_value(stored["secret"].clone()).expect("a secret is bytes");
+        let content = [0; 4 * CLIENTS];
+        let chunk = v1::UploadChunkRequest {
+            caller: Some(v1::FederatedCaller { run: "again".into(), client: "one".into(), secret: secret.into() }),
+            task: begun.task.number,
+            nonce: 1,
+            update_bytes: content.len() as u64,
+            checksum: crc32c::crc32c(&content),
+            content: content.to_vec().into(),
+            ..v1::UploadChunkRequest::default()
+        };
+        assert_eq!(client.federated_upload_chunk(chunk).await.expect("failed to upload").refusal, None);
+        let again = restarted();
+        let same = task(&again).await.expect("the run goes on");
+        assert_eq!(same.task.number, begun.task.number, "its lease lasts");
+        let lost = again.submit(&same.task, &update(0), 1, None).await.expect_err("another upload has begun");
+        assert!(lost.is_stale() && lost.to_string().contains("another upload"), "{lost}");
+        let part = async |version, offset| {
+            let request = v1::GetPublishedModelRequest { run: "again".into(), version, offset, bytes: 8 };
+            client.federated_published(request).await.expect("failed to read the model")
+        };
+        let old = part(None, 0).await;
+        assert_eq!((old.version, old.content.len(), old.model_signature.len()), (0, 8, 64));
+        let next = task(&again).await.expect("the run goes on");
+        assert_ne!(next.task.number, begun.task.number);
+        again.submit(&next.task, &update(0), 1, None).await.expect("failed to submit");
+        // The next task is that of the next version: the first one is not kept any more.
+        task(&again).await.expect("the run goes on");
+        let rest = part(Some(old.version), 8).await.refusal.expect("no part of another version");
+        assert_eq!(rest.reason(), v1::FederatedRefusalReason::Stale);
+        assert_eq!(part(None, 8).await.version, 1);
+        assert_eq!(again.newest_model().await.expect("failed to read the model"), update(0));
+        client.cancel_run("again").await.expect("failed to cancel");
     });
 }
 

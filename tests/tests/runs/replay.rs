@@ -9,6 +9,10 @@ use engram_tests::{Cluster, ClusterBuilder, DEADLINE, cluster_manifest, wait_for
 use serde_json::Value;
 
 pub(super) const STEPS: u64 = 1_500;
+/// So many that a busy machine still kills a worker in the middle.
+const STEPS_IN_STAGES: u64 = 3_000;
+/// As above, of a larger model.
+const STEPS_BY_BUCKET: u64 = 300;
 /// Features of the items of the buffer, and their share of the loss of a model that predicts 0 that may be left.
 const FEATURES: u64 = 12;
 const SHARE: f64 = 0.25;
@@ -60,6 +64,7 @@ fn killed_workers_cost_a_training_no_step_and_no_bit() {
     assert_eq!(undisturbed["updates"], 2 * STEPS * 128, "{undisturbed}");
     let predicted = predictions(&cluster);
     assert!(predicted[0]["prediction"].as_f64() > predicted[1]["prediction"].as_f64(), "{predicted}");
+    let unsplit = train(&cluster, "stages", in_stages(""));
     cluster.engram_with(&["predict", "model", "--input", "-"], "60\n").fails_with(2, &["feature 60", "0 to 59"]);
     cluster.stop();
 
@@ -91,13 +96,78 @@ fn killed_workers_cost_a_training_no_step_and_no_bit() {
     assert!(figure("link_latency_seconds") > Some(0.0) && figure("link_bytes_per_second") > Some(0.0), "{ended}");
     let profile = cluster.engram(&["profile", "model"]).exits_with(0);
     assert!(profile.stdout.contains("slowest link: "), "{}", profile.stdout);
+    train_in_stages(&mut cluster, &unsplit);
+    train_by_bucket(&mut cluster);
     train_from_buffer(&mut cluster);
     train_with_options(&cluster);
     train_privately(&cluster);
     train_an_ensemble(&cluster);
     train_from_tables(&cluster);
     train_with_settings(&cluster);
+    wait_for_workers(&cluster);
     cluster.stop();
+}
+
+/// A manifest in the order of ranks, with a pipeline over the workers.
+fn in_stages(parallelism: &str) -> String {
+    let steps = format!("steps: {STEPS_IN_STAGES}");
+    manifest("stages").replace(&format!("steps: {STEPS}\n    order: PartitionInvariant"), &steps) + parallelism
+}
+
+/// Workers that are stages have the bits of one worker, also after one was killed.
+fn train_in_stages(cluster: &mut Cluster, unsplit: &Value) {
+    let wrong = cluster.file("stages.yaml", in_stages("    parallelism: { over: Workers, data: 2, pipeline: 2 }\n"));
+    let text = "spec.replay.parallelism is 2 pipelines of 2 workers; allowed: data times pipeline at most 3";
+    cluster.engram(&["run", &wrong]).fails_with(2, &[text]);
+    let file = cluster.file("stages.yaml", in_stages("    parallelism: { over: Workers, pipeline: 3 }\n"));
+    let workers = [0, 1, 2].map(|worker| cluster.worker(worker).expect("the worker runs"));
+    cluster.engram(&["run", &file, "--rerun", "--no-wait"]).exits_with(0);
+    let of = |cluster: &Cluster| named(cluster, "stages").filter(|run| run["driver"].is_u64());
+    let training =
+        wait_for("a training in stages", DEADLINE, || of(cluster).filter(|run| run["epoch"].as_u64() >= Some(50)));
+    let member = (training["driver"].as_u64().expect("the filter checked it") as usize + 1) % 3;
+    cluster.kill(workers[member]);
+    cluster.wait_for_restart(member, workers[member]);
+    let ended = wait_for("the training in stages to end", DEADLINE, || named(cluster, "stages").filter(has_ended));
+    assert_eq!((&ended["phase"], ended["epoch"].as_u64()), (&"Succeeded".into(), Some(STEPS_IN_STAGES)), "{ended}");
+    assert!(ended["metrics"]["failed_members"].as_f64() >= Some(1.0), "{ended}");
+    assert!(ended["metrics"]["pipeline_bubble"].as_f64() > Some(0.0), "{ended}");
+    assert_eq!(ended["outputs"]["digest"], unsplit["outputs"]["digest"], "{ended}");
+}
+
+/// Workers reduce the gradients of a larger model during the backward pass, also after one was killed.
+fn train_by_bucket(cluster: &mut Cluster) {
+    let small = "layers: [{ dense: 32, activation: Relu }, { dropout: 0.1 }";
+    let large =
+        "layers: [{ dense: 600, activation: Relu }, { dense: 600, activation: Relu }, { dense: 600, activation: Relu }";
+    let steps = format!("steps: {STEPS_BY_BUCKET}");
+    let text = manifest("buckets").replace(small, large);
+    assert!(text.contains(large), "{text}");
+    let text = text.replace(&format!("steps: {STEPS}\n    order: PartitionInvariant"), &steps);
+    let file = cluster.file("buckets.yaml", text);
+    let workers = [0, 1, 2].map(|worker| cluster.worker(worker).expect("the worker runs"));
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    let of = |cluster: &Cluster| named(cluster, "buckets").filter(|run| run["driver"].is_u64());
+    let training = wait_for("a training of a larger model", DEADLINE, || {
+        of(cluster).filter(|run| run["metrics"]["hidden_reduction_share"].as_f64() > Some(0.0))
+    });
+    let member = (training["driver"].as_u64().expect("the filter checked it") as usize + 1) % 3;
+    cluster.kill(workers[member]);
+    cluster.wait_for_restart(member, workers[member]);
+    let ended =
+        wait_for("the larger model to be trained", 3 * DEADLINE, || named(cluster, "buckets").filter(has_ended));
+    assert_eq!((&ended["phase"], ended["epoch"].as_u64()), (&"Succeeded".into(), Some(STEPS_BY_BUCKET)), "{ended}");
+    assert!(ended["metrics"]["failed_members"].as_f64() >= Some(1.0), "{ended}");
+    let profile = cluster.engram(&["profile", "buckets"]).exits_with(0);
+    assert!(profile.stdout.contains("hidden by the backward pass: "), "{}", profile.stdout);
+}
+
+/// A run that needs more workers than there are says so, and does not train.
+fn wait_for_workers(cluster: &Cluster) {
+    let file = cluster.file("many.yaml", manifest("many") + "    minWorkers: 4\n");
+    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+    let waiting = wait_for_message(cluster, "many", "paused: 3 workers train, spec.replay.minWorkers is 4");
+    assert_eq!(waiting["epoch"], 0, "{waiting}");
 }
 
 /// Runs a manifest to its end; returns the run.
@@ -113,7 +183,7 @@ fn train_with_options(cluster: &Cluster) {
         let text = manifest(name).replace(&format!("steps: {STEPS}\n    order: PartitionInvariant"), "steps: 60");
         train(cluster, name, text + more)
     };
-    let local = with("local", "    syncEvery: 4\n    accumulate: 2\n");
+    let local = with("local", "    order: Fast\n    syncEvery: 4\n    accumulate: 2\n");
     assert_eq!(local["updates"], 60 * 4 * 2 * 128, "{local}");
     let exact = with("exact", "    sync: ParameterServer\n    balance: { every: 5, maxRatio: 3 }\n");
     assert!(exact["metrics"]["part_ratio"].as_f64() >= Some(1.0), "{exact}");

@@ -1,9 +1,9 @@
 //! Calls that need all partitions: this worker asks each primary, itself included, and repeats the call when primaries change.
 
 use super::Buffers;
-use super::rows::{ANSWER_BYTES, Selection};
-use crate::partition_write::{FORWARD_DEADLINE, forward_problem};
+use super::messages::rows::{ANSWER_BYTES, Selection};
 use crate::shared::Shared;
+use crate::write::partition_write::{FORWARD_DEADLINE, forward_problem};
 use engram_memory::{MemoryId, Ordinal, PartitionId, partition_of};
 use engram_proto::v1::{self, Problem, ProblemKind};
 use futures::future::join_all;
@@ -14,7 +14,8 @@ use tokio::time::{Instant, sleep};
 
 /// How long a call is repeated while primaries change.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// Pause before a call is repeated: about the time of a map change.
+/// Pause before a call is repeated, about the time of a map change: another worker announces neither that it serves a partition nor that it is no
+/// longer overloaded.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Whether a call can be repeated, with the next map.
@@ -36,7 +37,8 @@ impl Patience {
 
     /// Waits a moment and returns true if the call that failed with `problem` is worth another attempt.
     pub(crate) async fn again(&mut self, problem: &Problem) -> bool {
-        let again = is_passing(problem) && Instant::now() + PAUSE < self.deadline && !self.shared.is_stopping();
+        let again =
+            is_passing(problem) && Instant::now() + PAUSE < self.deadline && !self.shared.lifecycle.is_stopping();
         if again {
             sleep(PAUSE).await;
         }
@@ -47,7 +49,7 @@ impl Patience {
 impl Buffers {
     /// Returns the primary of a partition by the current map.
     pub(crate) fn primary(&self, partition: PartitionId) -> Result<Ordinal, Problem> {
-        let primary = self.shared.view.borrow().primary(partition);
+        let primary = self.shared.membership.view().primary(partition);
         primary.ok_or_else(|| self.shared.not_primary(partition))
     }
 
@@ -79,21 +81,8 @@ impl Buffers {
     }
 
     async fn shares_once(&self, request: &v1::GetSharesRequest) -> Result<Vec<v1::BufferShare>, Problem> {
-        let calls = self.owners(self.all_partitions())?.into_iter().map(|(owner, partitions)| {
-            let partitions_of = partitions.iter().map(|partition| partition.0).collect();
-            let request = v1::GetSharesRequest { partitions: partitions_of, ..request.clone() };
-            async move {
-                if owner == self.shared.ordinal() {
-                    return self.local_shares(request).await;
-                }
-                let mut worker = self.shared.peers.worker(owner)?;
-                let request = self.shared.peers.request(request, FORWARD_DEADLINE);
-                let call =
-                    async { worker.buffers().get_shares(request).await.map_err(|status| forward_problem(&status)) };
-                let response = self.shared.while_primary(owner, &partitions, call).await?;
-                Ok(response.into_inner().shares)
-            }
-        });
+        let owners = self.owners(self.all_partitions())?;
+        let calls = owners.into_iter().map(|(owner, partitions)| self.shares_of(owner, partitions, request));
         let mut shares: Vec<v1::BufferShare> = Vec::new();
         for part in join_all(calls).await {
             shares.extend(part?);
@@ -102,12 +91,42 @@ impl Buffers {
         Ok(shares)
     }
 
-    /// Lets primaries draw planned items; returns one batch per worker.
+    /// Returns the shares of partitions of one worker, in as many responses as they need.
+    async fn shares_of(
+        &self,
+        owner: Ordinal,
+        mut partitions: Vec<PartitionId>,
+        request: &v1::GetSharesRequest,
+    ) -> Result<Vec<v1::BufferShare>, Problem> {
+        let mut shares: Vec<v1::BufferShare> = Vec::with_capacity(partitions.len());
+        while !partitions.is_empty() {
+            let requested = partitions.len();
+            let partitions_of = partitions.iter().map(|partition| partition.0).collect();
+            let request = v1::GetSharesRequest { partitions: partitions_of, ..request.clone() };
+            let part = if owner == self.shared.ordinal() {
+                self.local_shares(request).await?
+            } else {
+                let mut worker = self.shared.client.worker(owner)?;
+                let request = self.shared.client.request(request, FORWARD_DEADLINE);
+                let call =
+                    async { worker.buffers().get_shares(request).await.map_err(|status| forward_problem(&status)) };
+                self.shared.while_primary(owner, &partitions, call).await?.into_inner().shares
+            };
+            partitions.retain(|partition| part.iter().all(|share| share.partition != partition.0));
+            if partitions.len() == requested {
+                return Err(Problem::of(ProblemKind::Unavailable, format!("worker {owner} returned no share")));
+            }
+            shares.extend(part);
+        }
+        Ok(shares)
+    }
+
+    /// Lets primaries draw planned items; returns one batch per worker, and the problem of the first worker that failed.
     pub(crate) async fn draws(
         &self,
         selection: &Selection,
         request: &v1::DrawItemsRequest,
-    ) -> Result<Vec<v1::ItemBatch>, Problem> {
+    ) -> Result<(Vec<v1::ItemBatch>, Option<Problem>), Problem> {
         let mut by_owner: BTreeMap<Ordinal, Vec<v1::PartitionDraws>> = BTreeMap::new();
         for plan in &request.partitions {
             by_owner.entry(self.primary(PartitionId(plan.partition))?).or_default().push(plan.clone());
@@ -122,8 +141,8 @@ impl Buffers {
                 if owner == self.shared.ordinal() {
                     return self.local_draws(request).await;
                 }
-                let mut worker = self.shared.peers.worker(owner)?;
-                let request = self.shared.peers.request(request, FORWARD_DEADLINE);
+                let mut worker = self.shared.client.worker(owner)?;
+                let request = self.shared.client.request(request, FORWARD_DEADLINE);
                 let call = async {
                     let stream = worker.buffers().draw_items(request).await;
                     collect(stream).await
@@ -131,7 +150,14 @@ impl Buffers {
                 selection.join(self.shared.while_primary(owner, &partitions, call).await?)
             }
         });
-        join_all(calls).await.into_iter().collect()
+        let (mut batches, mut failed) = (Vec::new(), None);
+        for drawn in join_all(calls).await {
+            match drawn {
+                Ok(batch) => batches.push(batch),
+                Err(problem) => failed = failed.or(Some(problem)),
+            }
+        }
+        Ok((batches, failed))
     }
 
     /// Returns items in the order of the handles, and the handles of missing ones.
@@ -166,8 +192,8 @@ impl Buffers {
                 if owner == self.shared.ordinal() {
                     return self.local_items(request).await;
                 }
-                let mut worker = self.shared.peers.worker(owner)?;
-                let request = self.shared.peers.request(request, FORWARD_DEADLINE);
+                let mut worker = self.shared.client.worker(owner)?;
+                let request = self.shared.client.request(request, FORWARD_DEADLINE);
                 let call = async {
                     let stream = worker.buffers().get_items(request).await;
                     collect(stream).await
@@ -211,8 +237,8 @@ impl Buffers {
                 if owner == self.shared.ordinal() {
                     return self.local_change(request).await;
                 }
-                let mut worker = self.shared.peers.worker(owner)?;
-                let request = self.shared.peers.request(request, FORWARD_DEADLINE);
+                let mut worker = self.shared.client.worker(owner)?;
+                let request = self.shared.client.request(request, FORWARD_DEADLINE);
                 let call =
                     async { worker.buffers().change_buffer(request).await.map_err(|status| forward_problem(&status)) };
                 Ok(self.shared.while_primary(owner, &partitions, call).await?.into_inner())

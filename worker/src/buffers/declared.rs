@@ -68,7 +68,7 @@ pub(crate) async fn follow_declarations(shared: Arc<Shared>) {
     let buffers = Buffers::of_cluster(&shared);
     // Buffers whose creation has ended while this worker is primary, and refusals that were logged.
     let (mut created, mut logged) = (BTreeSet::new(), BTreeMap::new());
-    while !shared.is_stopping() {
+    while !shared.lifecycle.is_stopping() {
         if shared.served().contains(&HOME) {
             let refused = buffers.create_missing(&mut created).await;
             for (name, problem) in &refused {
@@ -90,7 +90,7 @@ impl Buffers {
     async fn create_missing(&self, created: &mut BTreeSet<String>) -> BTreeMap<String, String> {
         let existing = self.definitions_at_home().await.unwrap_or_default();
         let mut refused = BTreeMap::new();
-        for declared in &self.shared.options.spec.buffers {
+        for declared in &self.shared.setup.options.spec.buffers {
             let name = &declared.name;
             if existing.contains_key(name) && created.contains(name) {
                 continue;
@@ -129,7 +129,7 @@ impl Buffers {
             let problem = difference(declared, found)?;
             Some(v1::DeclarationProblem { buffer: declared.name.clone(), problem })
         };
-        self.shared.options.spec.buffers.iter().filter_map(problem).collect()
+        self.shared.setup.options.spec.buffers.iter().filter_map(problem).collect()
     }
 }
 

@@ -2,20 +2,33 @@
 
 use super::Buffers;
 use super::catalog::{self, Definition, unknown};
-use super::convert::{invalid, now_ms};
-use super::rows::{ANSWER_BYTES, Selection};
+use super::messages::convert::{invalid, now_ms};
+use super::messages::rows::{ANSWER_BYTES, Selection};
 use crate::engine::device_problem;
-use engram_memory::buffer::{Buffer, BufferCommand, MAX_LISTED, Placement, Position, position_of};
+use engram_memory::buffer::{Buffer, BufferCommand, BufferRef, MAX_LISTED, Placement, Position, position_of};
 use engram_memory::{Command, Group, MemoryId, PartitionId, Record, partition_of};
 use engram_proto::v1::change_buffer_request::Change;
 use engram_proto::v1::get_shares_request::Query;
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_store::{Partitions, Sampler};
+use prost::Message as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Most handles in the share of a partition.
 pub(crate) const MAX_HANDLES: u32 = 65_536;
+/// Bytes of shares after which a response ends: with the last share below the limit of a message between workers.
+const SHARES_BYTES: usize = 8 << 20;
+
+/// Why planned items were not drawn.
+enum Undrawn {
+    /// The definition is not that of the partitions.
+    Outdated,
+    /// An item was removed after the plan.
+    Removed,
+    /// The fields are too large for an answer.
+    TooLarge,
+}
 
 impl Buffers {
     /// Returns the definition of a buffer: cached, or from a partition here.
@@ -23,13 +36,39 @@ impl Buffers {
         if let Some(definition) = self.shared.buffers.get(name) {
             return Ok(definition);
         }
-        let wanted = name.to_owned();
-        let found = self.shared.engine.read(move |store| catalog::find(store, &wanted)).await?;
-        let (group, definition) = found.ok_or_else(|| unknown(name))?;
-        Ok(self.shared.buffers.insert(name, Definition::parse(name, group, &definition)?))
+        let changes = self.shared.buffers.changes();
+        let (group, definition) = self.find(name).await?;
+        Ok(self.shared.buffers.insert(name, Definition::parse(name, group, &definition)?, changes))
     }
 
-    /// Returns the shares of the partitions served here, or of those requested.
+    async fn find(&self, name: &str) -> Result<(Group, Vec<u8>), Problem> {
+        let (wanted, served) = (name.to_owned(), self.shared.served());
+        let found = self.shared.engine.read(move |store| catalog::find(store, &served, &wanted)).await?;
+        found.ok_or_else(|| unknown(name))
+    }
+
+    /// Returns the problem of a call with a definition that is not that of the partitions: the buffer was deleted, and may have been created again.
+    pub(crate) fn outdated(&self, name: &str) -> Problem {
+        self.shared.buffers.forget(name);
+        unknown(name)
+    }
+
+    /// Makes a call; if its definition is outdated, once more.
+    pub(crate) async fn with_definition<T, F: Future<Output = Result<T, Problem>>>(
+        &self,
+        name: &str,
+        call: impl Fn() -> F,
+    ) -> Result<T, Problem> {
+        match call().await {
+            Err(problem) if is_unknown(&problem) => {
+                self.shared.buffers.forget(name);
+                call().await
+            }
+            other => other,
+        }
+    }
+
+    /// Returns the shares of the partitions served here, or of those requested: the first of them if their handles take much room.
     pub(crate) async fn local_shares(&self, request: v1::GetSharesRequest) -> Result<Vec<v1::BufferShare>, Problem> {
         let served = self.shared.served();
         let partitions: Vec<PartitionId> = match request.partitions.is_empty() {
@@ -46,11 +85,20 @@ impl Buffers {
             _ => None,
         };
         let (read, count) = (partitions.clone(), self.shared.partitions());
+        let lacks_items = self.shared.buffers.lacks_items(&request.buffer);
         let shares = self.shared.engine.read_leased(partitions, move |store| {
-            let share = |partition: &PartitionId| share(store, *partition, count, &request, sampler.as_ref());
-            read.iter().map(share).collect::<Result<_, _>>()
+            let (mut shares, mut bytes) = (Vec::with_capacity(read.len()), 0);
+            for partition in read {
+                let share = share(store, partition, count, &request, sampler.as_ref())?;
+                bytes += share.encoded_len();
+                shares.push(v1::BufferShare { lacks_items, ..share });
+                if bytes > SHARES_BYTES {
+                    break;
+                }
+            }
+            Ok(shares)
         });
-        shares.await?.map_err(|error| device_problem(&error))
+        shares.await?.map_err(|error: engram_kernels::Error| device_problem(&error))
     }
 
     /// Returns the sampler of an exponent; `None` = uniform.
@@ -81,8 +129,9 @@ impl Buffers {
             0 => None,
             _ => Some(self.shared.buffers.one_batch.lock().await),
         };
-        let (group, oldest) = (definition.buffer.group, request.oldest_version);
-        let counts_uses = definition.spec.max_reuse > 0;
+        let (buffer, oldest) = (definition.buffer, request.oldest_version);
+        let (counts_uses, counts_samples) = (definition.spec.max_reuse > 0, definition.counts_samples());
+        let fields = selection.clone();
         let (plans, max_bytes) = (request.partitions, request.max_bytes);
         let drawn = self.shared.engine.read_leased(partitions, move |store| {
             let mut ids: Vec<MemoryId> = Vec::new();
@@ -90,8 +139,12 @@ impl Buffers {
             let mut sampled: BTreeMap<PartitionId, Vec<MemoryId>> = BTreeMap::new();
             for plan in &plans {
                 let partition = PartitionId(plan.partition);
+                if !is_current(store, partition, buffer) {
+                    return Ok(Err(Undrawn::Outdated));
+                }
                 let chosen = plan.handles.iter().map(|handle| (MemoryId(*handle), 0)).collect::<Vec<_>>();
-                let drawn = store.draw_items(partition, group, &sampler, oldest, plan.total, &plan.thresholds)?;
+                let drawn =
+                    store.draw_items(partition, buffer.group, &sampler, oldest, plan.total, &plan.thresholds)?;
                 let drawn = chosen.into_iter().chain(drawn.into_iter().map(|item| (item.id, item.priority)));
                 for ((id, priority), draw) in drawn.zip(&plan.draws) {
                     sampled.entry(partition).or_default().push(id);
@@ -101,39 +154,56 @@ impl Buffers {
                 }
             }
             let mut batch = selection.read(store, &ids, max_bytes)?;
+            // The fields of items that are used up cannot be read later.
             if counts_uses && selection.lacks_columns(&batch) {
-                return Ok(None);
+                return Ok(Err(Undrawn::TooLarge));
+            }
+            // What is counted is delivered: the caller draws other items.
+            if counts_samples && !batch.missing.is_empty() {
+                return Ok(Err(Undrawn::Removed));
             }
             // An item that was removed after the plan has no row.
             let missing: Vec<u64> = batch.missing.clone();
             let keep = |index: &usize| !missing.contains(&ids[*index].0);
             batch.draws = (0..ids.len()).filter(keep).map(|index| draws[index]).collect();
             batch.drawn_priorities = (0..ids.len()).filter(keep).map(|index| priorities[index]).collect();
-            Ok::<_, engram_kernels::Error>(Some((batch, sampled)))
+            Ok::<_, engram_kernels::Error>(Ok((batch, sampled)))
         });
-        let drawn = drawn.await?.map_err(|error| device_problem(&error))?;
-        let (batch, sampled) = drawn.ok_or_else(|| {
-            // The fields of items that are used up cannot be read later.
-            let most = if max_bytes == 0 { ANSWER_BYTES as u64 } else { max_bytes };
-            invalid(format!(
-                "count: items of more than {most} bytes on one worker are not allowed in a buffer with max_reuse; allowed: fewer items, or fewer fields"
-            ))
-        })?;
-        self.count_batch(&definition, sampled).await?;
-        Ok(batch)
+        let (batch, sampled) = match drawn.await?.map_err(|error| device_problem(&error))? {
+            Ok(drawn) => drawn,
+            Err(Undrawn::Outdated) => return Err(self.outdated(&definition.spec.name)),
+            Err(Undrawn::Removed) => return Err(removed()),
+            Err(Undrawn::TooLarge) => {
+                let most = if max_bytes == 0 { ANSWER_BYTES as u64 } else { max_bytes };
+                return Err(invalid(format!(
+                    "count: items of more than {most} bytes on one worker are not allowed in a buffer with max_reuse; allowed: fewer items, or fewer fields"
+                )));
+            }
+        };
+        let failed = self.count_batch(&definition, sampled).await?;
+        let Some(problem) = failed.values().next() else { return Ok(batch) };
+        let is_counted = |row: &usize| {
+            let partition = partition_of(MemoryId(batch.handles[*row]), self.shared.partitions());
+            !failed.contains_key(&partition)
+        };
+        let counted: Vec<(usize, usize)> = (0..batch.handles.len()).filter(is_counted).map(|row| (0, row)).collect();
+        match counted.is_empty() {
+            true => Err(problem.clone()),
+            false => fields.merge(std::slice::from_ref(&batch), &counted),
+        }
     }
 
-    /// Counts a batch durably, if the limiter or the limit of uses needs it.
+    /// Counts a batch durably, if the limiter or the limit of uses needs it. Returns the partitions that failed to.
     async fn count_batch(
         &self,
         definition: &Definition,
         sampled: BTreeMap<PartitionId, Vec<MemoryId>>,
-    ) -> Result<(), Problem> {
+    ) -> Result<BTreeMap<PartitionId, Problem>, Problem> {
         let count: usize = sampled.values().map(Vec::len).sum();
         self.shared.metrics.buffers.sampled(&definition.spec.name, count as u64);
         let (buffer, counts_uses) = (definition.buffer, definition.spec.max_reuse > 0);
-        if !counts_uses && definition.spec.limiter.is_none() {
-            return Ok(());
+        if !definition.counts_samples() {
+            return Ok(BTreeMap::new());
         }
         let mut records = Vec::new();
         for (partition, mut ids) in sampled {
@@ -147,15 +217,20 @@ impl Buffers {
                 records.push((partition, Record::bare(Command::Buffer(command))));
             }
         }
-        for result in self.shared.engine.write(records).await? {
-            result.map_err(|error| crate::engine::write_problem(&error))?;
+        let of: Vec<PartitionId> = records.iter().map(|(partition, _)| *partition).collect();
+        let mut failed = BTreeMap::new();
+        for (partition, result) in of.into_iter().zip(self.shared.engine.write(records).await?) {
+            if let Err(error) = result {
+                failed.insert(partition, crate::engine::write_problem(&error));
+            }
         }
-        Ok(())
+        Ok(failed)
     }
 
     /// Returns items of partitions served here, in the order of the handles.
     pub(crate) async fn local_items(&self, request: v1::GetItemsRequest) -> Result<v1::ItemBatch, Problem> {
         let definition = self.definition(&request.buffer).await?;
+        let buffer = definition.buffer;
         let selection = Selection::new(definition, &request.fields, request.without_fields)?;
         let ids: Vec<MemoryId> = request.handles.into_iter().map(MemoryId).collect();
         let mut partitions: Vec<PartitionId> =
@@ -163,23 +238,29 @@ impl Buffers {
         partitions.sort_unstable();
         partitions.dedup();
         self.require_served(&partitions).await?;
-        let max_bytes = request.max_bytes;
-        let read = self.shared.engine.read_leased(partitions, move |store| selection.read(store, &ids, max_bytes));
-        read.await?.map_err(|error| device_problem(&error))
+        let (max_bytes, of) = (request.max_bytes, partitions.clone());
+        let read = self.shared.engine.read_leased(partitions, move |store| {
+            let is_outdated = of.iter().any(|partition| !is_current(store, *partition, buffer));
+            if is_outdated { Ok(None) } else { selection.read(store, &ids, max_bytes).map(Some) }
+        });
+        let read = read.await?.map_err(|error: engram_kernels::Error| device_problem(&error))?;
+        read.ok_or_else(|| self.outdated(&request.buffer))
     }
 
     /// Defines or drops a buffer in partitions served here, or leases items.
     pub(crate) async fn local_change(&self, request: v1::ChangeBufferRequest) -> Result<v1::WriteResponse, Problem> {
         let partitions: Vec<PartitionId> = request.partitions.iter().copied().map(PartitionId).collect();
         self.require_served(&partitions).await?;
+        let mut changed = None;
         let records = match request.change {
-            Some(Change::Define(define)) => self.definitions(&partitions, define)?,
+            Some(Change::Define(define)) => {
+                changed = define.spec.as_ref().map(|spec| spec.name.clone());
+                self.definitions(&partitions, define)?
+            }
             Some(Change::Drop(name)) => {
-                let wanted = name.clone();
-                let found = self.shared.engine.read(move |store| catalog::find(store, &wanted)).await?;
-                let (group, definition) = found.ok_or_else(|| unknown(&name))?;
+                let (group, definition) = self.find(&name).await?;
                 let buffer = catalog::reference(group, &definition);
-                self.shared.buffers.forget(&name);
+                changed = Some(name);
                 let record = |partition: &PartitionId| (*partition, bare(BufferCommand::Drop { buffer }));
                 partitions.iter().map(record).collect()
             }
@@ -187,7 +268,11 @@ impl Buffers {
             None => return Err(invalid("change: absent is not allowed; allowed: define, drop, lease")),
         };
         let of: Vec<PartitionId> = records.iter().map(|(partition, _)| *partition).collect();
-        let results = self.shared.engine.write(records).await?;
+        let results = self.shared.engine.write(records).await;
+        if let Some(name) = changed {
+            self.shared.buffers.forget(&name);
+        }
+        let results = results?;
         let mut response = v1::WriteResponse::default();
         for (partition, result) in of.into_iter().zip(results) {
             let result = result.map_err(|error| crate::engine::write_problem(&error));
@@ -308,6 +393,29 @@ fn describe(share: &mut v1::BufferShare, group: Group, buffer: &Buffer) {
     share.consumers = buffer.consumers.iter().map(consumer).collect();
 }
 
+/// Whether a partition has the buffer that a definition was read of.
+fn is_current(store: &Partitions, partition: PartitionId, buffer: BufferRef) -> bool {
+    store.ledger(partition).is_some_and(|ledger| ledger.buffers.check(buffer).is_ok())
+}
+
+/// Returns the problem of items that were removed after the plan.
+pub(crate) fn removed() -> Problem {
+    Problem::of(ProblemKind::Unavailable, "items were removed while they were drawn").retry_after(10)
+}
+
+/// Returns the oldest handles of shares with at most `most` handles each, in order of age, and whether there are more: up to the first end of a share
+/// that may go on.
+pub(crate) fn oldest_handles(shares: &[v1::BufferShare], most: u32, partitions: u32) -> (Vec<MemoryId>, bool) {
+    let place = |handle: &u64| age(position_of(MemoryId(*handle)), partitions);
+    let full = shares.iter().filter(|share| share.handles.len() >= most as usize);
+    let end = full.filter_map(|share| share.handles.last()).map(place).min();
+    let handles =
+        shares.iter().flat_map(|share| &share.handles).filter(|handle| end.is_none_or(|end| place(handle) <= end));
+    let mut handles: Vec<MemoryId> = handles.copied().map(MemoryId).collect();
+    sort_by_age(&mut handles, partitions);
+    (handles, end.is_some())
+}
+
 /// Sorts handles by age over all partitions.
 pub(crate) fn sort_by_age(handles: &mut [MemoryId], partitions: u32) {
     handles.sort_unstable_by_key(|id| age(position_of(*id), partitions));
@@ -329,4 +437,44 @@ pub(crate) fn first_problem(response: &v1::WriteResponse) -> Option<Problem> {
 /// Whether a reply refuses because the buffer does not exist.
 pub(crate) fn is_unknown(problem: &Problem) -> bool {
     problem.kind() == ProblemKind::BufferUnknown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engram_memory::buffer::handle_at;
+
+    #[test]
+    fn pages_of_few_handles_per_partition_are_all_items_by_age() {
+        const PARTITIONS: u32 = 4;
+        // Partition 0 has the oldest items, partition 3 none.
+        let items: Vec<Vec<u64>> = [0..90, 60..120, 70..75, 0..0]
+            .into_iter()
+            .zip(0..)
+            .map(|(orders, partition)| orders.map(|order| order * u64::from(PARTITIONS) + partition).collect())
+            .collect();
+        let mut expected: Vec<u64> = items.concat();
+        expected.sort_unstable_by_key(|position| age(*position, PARTITIONS));
+        let (mut found, mut after) = (Vec::new(), None);
+        loop {
+            let share = |positions: &Vec<u64>| v1::BufferShare {
+                handles: positions
+                    .iter()
+                    .filter(|position| after.is_none_or(|after| age(**position, PARTITIONS) > age(after, PARTITIONS)))
+                    .take(7)
+                    .map(|position| handle_at(*position).0)
+                    .collect(),
+                ..v1::BufferShare::default()
+            };
+            let shares: Vec<_> = items.iter().map(share).collect();
+            let (page, more) = oldest_handles(&shares, 7, PARTITIONS);
+            found.extend(page.iter().map(|handle| position_of(*handle)));
+            after = found.last().copied();
+            if !more {
+                break;
+            }
+            assert!(page.len() >= 7, "a page makes progress");
+        }
+        assert_eq!(found, expected);
+    }
 }

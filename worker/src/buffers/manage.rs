@@ -3,10 +3,10 @@
 use super::Buffers;
 use super::catalog::{Definition, unknown};
 use super::cluster::Patience;
-use super::convert::invalid;
-use super::local::{first_problem, is_unknown, sort_by_age};
-use super::rows::Selection;
-use super::wait::{Waiting, limiter};
+use super::local::{first_problem, is_unknown, oldest_handles};
+use super::messages::convert::invalid;
+use super::messages::rows::Selection;
+use super::wait::{Waiting, check_append, limiter};
 use engram_client::BufferSpec;
 use engram_kernels::priority::EXPONENT_ONE;
 use engram_memory::buffer::Placement;
@@ -18,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Items of a page of a list: with tags of 255 bytes less than 16 MiB.
 const PAGE_ITEMS: u32 = 32_768;
+/// Handles of a page from each partition beyond its part: items are appended in pieces of 16.
+const PAGE_SLACK: u32 = 64;
 /// Partition that gives a buffer its group.
 pub(super) const HOME: PartitionId = PartitionId(0);
 
@@ -88,6 +90,7 @@ impl Buffers {
     pub(crate) async fn describe(&self, name: &str) -> Result<v1::DescribeBufferResponse, Problem> {
         let query = Some(Query::Exponent(EXPONENT_ONE));
         let request = v1::GetSharesRequest { buffer: name.to_owned(), query, ..v1::GetSharesRequest::default() };
+        let changes = self.shared.buffers.changes();
         let shares = self.shares(&request).await?;
         // A buffer exists once all partitions have it: appends go to any.
         if shares.iter().any(|share| share.definition.is_empty()) {
@@ -102,7 +105,7 @@ impl Buffers {
             group: first.group,
             partitions: shares.iter().filter(|share| share.share > 0).map(|share| share.partition).collect(),
         };
-        self.shared.buffers.insert(name, definition);
+        self.shared.buffers.insert(name, definition, changes);
         Ok(response)
     }
 
@@ -188,16 +191,16 @@ impl Buffers {
         let limit = if request.limit == 0 { PAGE_ITEMS } else { request.limit.min(PAGE_ITEMS) };
         // With a tag, a page is what was read, however few have it.
         let count = if request.tag.is_some() { PAGE_ITEMS } else { limit };
-        let (query, after) = (Some(Query::Oldest(count)), request.after);
+        let partitions = self.shared.partitions();
+        let used = if definition.partitions == 0 { partitions } else { definition.partitions };
+        // Partitions have about as many items of a page each.
+        let most = (count.div_ceil(used) * 5 / 4 + PAGE_SLACK).min(count);
+        let (query, after) = (Some(Query::Oldest(most)), request.after);
         let shares = v1::GetSharesRequest { buffer: request.buffer, query, after, ..v1::GetSharesRequest::default() };
-        let shares = self.shares(&shares).await?;
-        let mut handles: Vec<MemoryId> =
-            shares.iter().flat_map(|share| share.handles.iter().copied().map(MemoryId)).collect();
-        sort_by_age(&mut handles, self.shared.partitions());
-        let is_last =
-            handles.len() <= count as usize && shares.iter().all(|share| share.handles.len() < count as usize);
+        let (mut handles, more) = oldest_handles(&self.shares(&shares).await?, most, partitions);
+        let is_last = !more && handles.len() <= count as usize;
         handles.truncate(count as usize);
-        let mut more = handles.last().filter(|_| !is_last).map(|handle| handle.0);
+        let mut more = handles.last().filter(|_| !is_last).map(|handle: &MemoryId| handle.0);
         let selection = Selection::new(definition, &[], true)?;
         let mut batch = self.items(&selection, &handles).await?;
         batch.missing.clear();
@@ -240,7 +243,7 @@ fn stats(spec: &BufferSpec, shares: &[v1::BufferShare]) -> v1::BufferStats {
         deleted: sum(|share| share.deleted),
         consumers: consumers.into_iter().map(consumer).collect(),
         limiter_cursor: limiter.as_ref().map(engram_replay::limiter::RateLimiter::cursor),
-        append_waits: reason(limiter.as_ref().and_then(|limiter| limiter.insert(1).err()).map(Waiting::from)),
+        append_waits: reason(check_append(spec, shares).err()),
         sample_waits: reason(sample_waits.or_else(empty)),
     }
 }

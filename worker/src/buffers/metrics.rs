@@ -1,6 +1,6 @@
 //! Metrics of buffers, by name.
 
-use crate::metrics::Registrar;
+use crate::observability::metrics::Registrar;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -5,24 +5,22 @@
 
 mod catalog;
 mod cluster;
-mod convert;
 mod declared;
 mod local;
 mod manage;
+mod messages;
 mod metrics;
-mod pages;
-mod rows;
 mod sample;
 mod training;
 mod wait;
 
-pub(crate) use catalog::Catalog;
+pub(crate) use catalog::{Catalog, Definitions, unknown};
 pub(crate) use cluster::is_passing;
-pub(crate) use convert::command;
 pub(crate) use declared::follow_declarations;
+pub(crate) use messages::convert::command;
 pub(crate) use metrics::BufferMetrics;
 
-use pages::Answer;
+use messages::pages::Answer;
 
 use crate::service::{Memories, Plane};
 use crate::shared::Shared;
@@ -58,21 +56,27 @@ fn item_stream(answer: Result<Vec<ItemBatch>, Problem>) -> Result<Response<Batch
 impl Buffers {
     /// Executes one message of changes.
     async fn write(&self, message: v1::WriteItemsRequest) -> Result<v1::WriteResponse, Problem> {
-        let names: BTreeSet<String> = message.parts.iter().map(|part| part.buffer.clone()).collect();
-        for name in &names {
-            self.definition(name).await?;
+        if !message.admit.is_empty() {
+            self.wait_for_append(&message.admit, message.wait_ms).await?;
+            return Ok(v1::WriteResponse::default());
         }
-        let mut appended: BTreeMap<String, u64> = BTreeMap::new();
+        let mut appended: BTreeSet<String> = BTreeSet::new();
         let mut buffer_of: BTreeMap<(u32, u64), String> = BTreeMap::new();
         for part in &message.parts {
             buffer_of.insert((part.partition, part.seq), part.buffer.clone());
             if let Some(Change::Append(_)) = &part.change {
-                appended.entry(part.buffer.clone()).or_default();
+                appended.insert(part.buffer.clone());
             }
         }
-        if self.plane == Plane::Client {
-            for name in appended.keys() {
+        if self.plane == Plane::Client && !message.admitted {
+            for name in &appended {
                 self.wait_for_append(name, message.wait_ms).await?;
+            }
+        }
+        let mut definitions = Definitions::default();
+        for part in &message.parts {
+            if !definitions.contains_key(&part.buffer) {
+                definitions.insert(part.buffer.clone(), self.definition(&part.buffer).await?);
             }
         }
         let parts = message.parts.into_iter().map(|part| WritePart {
@@ -82,7 +86,12 @@ impl Buffers {
         });
         let memories = Memories { shared: Arc::clone(&self.shared), plane: self.plane };
         let parts: Vec<WritePart> = parts.collect();
-        let written = self.shared.admission.run("WriteItems", memories.write(message.session, parts)).await?;
+        let written = self
+            .shared
+            .limits
+            .admission()
+            .run("WriteItems", memories.write(message.session, parts, &definitions))
+            .await?;
         for part in &written.parts {
             let Some(name) = buffer_of.get(&(part.partition, part.seq)) else { continue };
             match &part.result {
@@ -158,35 +167,42 @@ impl BufferService for Buffers {
         &self,
         request: Request<v1::SampleItemsRequest>,
     ) -> Result<Response<Self::SampleItemsStream>, Status> {
-        self.answer(Box::pin(self.sample(request.into_inner())).await)
+        let request = request.into_inner();
+        let sampled = self.with_definition(&request.buffer, || Box::pin(self.sample(request.clone()))).await;
+        self.answer(sampled)
     }
 
     async fn get_items(&self, request: Request<v1::GetItemsRequest>) -> Result<Response<Self::GetItemsStream>, Status> {
         let request = request.into_inner();
         engram_proto::columns::check_rows(request.handles.len())
             .map_err(|invalid| Problem::from(invalid).into_status())?;
-        self.answer(self.shared.admission.run("GetItems", Box::pin(self.get(request))).await)
+        let read = self.with_definition(&request.buffer, || Box::pin(self.get(request.clone())));
+        self.answer(self.shared.limits.admission().run("GetItems", read).await)
     }
 
     async fn consume_items(
         &self,
         request: Request<v1::ConsumeItemsRequest>,
     ) -> Result<Response<Self::ConsumeItemsStream>, Status> {
-        self.answer(Box::pin(self.consume(request.into_inner())).await)
+        let request = request.into_inner();
+        let consumed = self.with_definition(&request.buffer, || Box::pin(self.consume(request.clone()))).await;
+        self.answer(consumed)
     }
 
     async fn list_items(
         &self,
         request: Request<v1::ListItemsRequest>,
     ) -> Result<Response<Self::ListItemsStream>, Status> {
-        item_stream(Self::list_items(self, request.into_inner()).await)
+        let request = request.into_inner();
+        let listed = self.with_definition(&request.buffer, || Box::pin(Self::list_items(self, request.clone()))).await;
+        item_stream(listed)
     }
 
     async fn get_shares(
         &self,
         request: Request<v1::GetSharesRequest>,
     ) -> Result<Response<v1::GetSharesResponse>, Status> {
-        let shares = self.shared.admission.run("GetShares", self.local_shares(request.into_inner())).await;
+        let shares = self.shared.limits.admission().run("GetShares", self.local_shares(request.into_inner())).await;
         reply(shares.map(|shares| v1::GetSharesResponse { shares }))
     }
 
@@ -197,10 +213,10 @@ impl BufferService for Buffers {
         let request = request.into_inner();
         let drawn = async {
             let definition = self.definition(&request.buffer).await?;
-            let selection = rows::Selection::new(definition, &request.fields, request.without_fields)?;
+            let selection = messages::rows::Selection::new(definition, &request.fields, request.without_fields)?;
             Ok(selection.cut(self.local_draws(request).await?))
         };
-        item_stream(self.shared.admission.run("DrawItems", Box::pin(drawn)).await)
+        item_stream(self.shared.limits.admission().run("DrawItems", Box::pin(drawn)).await)
     }
 
     async fn change_buffer(
@@ -218,7 +234,7 @@ impl Buffers {
 
     async fn get(&self, request: v1::GetItemsRequest) -> Result<Answer, Problem> {
         let definition = self.definition(&request.buffer).await?;
-        let selection = rows::Selection::new(definition, &request.fields, request.without_fields)?;
+        let selection = messages::rows::Selection::new(definition, &request.fields, request.without_fields)?;
         let batch = match self.plane {
             Plane::Peer => self.local_items(request).await?,
             Plane::Client => {

@@ -1,23 +1,23 @@
 //! Samples: this worker makes the plan from the shares of all partitions, lets the primaries draw, and merges what they return.
 
 use super::Buffers;
-use super::catalog::Definition;
+use super::catalog::{self, Definition};
 use super::cluster::{Patience, is_passing};
-use super::convert::{invalid, now_ms};
-use super::local::sort_by_age;
-use super::pages::Answer;
-use super::rows::Selection;
+use super::local::{removed, sort_by_age};
+use super::messages::convert::{invalid, now_ms};
+use super::messages::pages::Answer;
+use super::messages::rows::Selection;
 use super::wait::{Waiting, Waits, limiter};
-use engram_memory::buffer::position_of;
+use engram_memory::buffer::{Placement, position_of};
 use engram_memory::edge::ShortNumber;
-use engram_memory::{MemoryId, PartitionId, partition_of};
+use engram_memory::{Group, MemoryId, PartitionId, partition_of};
 use engram_proto::v1::change_buffer_request::Change;
 use engram_proto::v1::get_shares_request::Query;
 use engram_proto::v1::sample_items_request::Sampler;
 use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_replay::plan::{self, PartitionSum, Plan};
 use engram_replay::{importance, item, selection};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Most items of a batch, over all members.
@@ -36,12 +36,23 @@ struct Request {
     oldest_version: u64,
 }
 
+/// What one attempt to draw a batch has done.
+enum Attempt {
+    /// The batch is complete.
+    Complete(v1::ItemBatch),
+    /// Some items are counted as drawn, others failed for this reason.
+    Partial(v1::ItemBatch, Problem),
+    Waits(Waiting),
+}
+
 /// The items of a batch: which partition draws what.
 struct Chosen {
     partitions: Vec<v1::PartitionDraws>,
-    /// Items of this member.
+    /// Items of this member that this attempt draws.
     count: usize,
     plan: Option<Plan>,
+    /// Of a local sample: factor of the sum of weighted gradients.
+    scale: Option<f64>,
 }
 
 impl Buffers {
@@ -64,17 +75,38 @@ impl Buffers {
     }
 
     async fn sample_checked(&self, request: &Request) -> Result<v1::ItemBatch, Problem> {
-        let mut waits = Waits::new(&self.shared, &request.sample.buffer, request.sample.wait_ms);
+        let buffers = &self.shared.buffers;
+        let (name, is_limited) = (&request.sample.buffer, request.definition.spec.limiter.is_some());
+        let mut waits = Waits::new(&self.shared, name, request.sample.wait_ms);
         let mut patience = Patience::new(&self.shared);
+        let mut counted = v1::ItemBatch::default();
         loop {
-            match self.sample_once(request).await {
-                Ok(Ok(batch)) => return Ok(batch),
-                Ok(Err(waiting)) => {
-                    waits.pause(waiting).await?;
-                    patience = Patience::new(&self.shared);
+            let problem = match self.sample_once(request, &counted).await {
+                Ok(Attempt::Complete(batch)) => {
+                    if is_limited {
+                        buffers.set_lacks_items(name, false);
+                    }
+                    return Ok(finished(batch));
                 }
-                Err(problem) if patience.again(&problem).await => {}
-                Err(problem) => return Err(problem),
+                Ok(Attempt::Waits(waiting)) => {
+                    if is_limited && waiting.is_for_items() {
+                        buffers.set_lacks_items(name, true);
+                    }
+                    patience = Patience::new(&self.shared);
+                    match waits.pause(waiting).await {
+                        Ok(()) => continue,
+                        Err(problem) => return request.partial(counted, problem),
+                    }
+                }
+                Ok(Attempt::Partial(batch, problem)) => {
+                    counted = batch;
+                    patience = Patience::new(&self.shared);
+                    problem
+                }
+                Err(problem) => problem,
+            };
+            if !patience.again(&problem).await {
+                return request.partial(counted, problem);
             }
         }
     }
@@ -92,7 +124,8 @@ impl Buffers {
             Sampler::Groups(groups) => u64::from(groups.size),
             _ => 1,
         };
-        let total = u64::from(sample.count).saturating_mul(world.into()).saturating_mul(items);
+        let members = if sample.local { 1 } else { world };
+        let total = u64::from(sample.count).saturating_mul(members.into()).saturating_mul(items);
         if total == 0 || total > MAX_COUNT {
             let text = format!("count: {total} items are not allowed; allowed: 1 to {MAX_COUNT} over all members");
             return Err(invalid(text));
@@ -108,12 +141,29 @@ impl Buffers {
                 }
             }
         }
+        if sample.local {
+            if !matches!(sampler, Sampler::Prioritized(_)) {
+                return Err(invalid(
+                    "local: true is not allowed with this sampler; allowed: with a prioritized sampler",
+                ));
+            }
+            let used = self.placement(&definition).used;
+            if world > used {
+                let text = format!(
+                    "world: {world} is not allowed with local; allowed: at most {used}, the partitions of the buffer"
+                );
+                return Err(invalid(text));
+            }
+        }
         let max_age = definition.spec.max_age;
         let oldest_version = max_age.map_or(0, |max_age| item::oldest_version(sample.version, max_age));
         Ok(Request { sample, sampler, selection, definition, world, draws: None, oldest_version })
     }
 
-    async fn sample_once(&self, request: &Request) -> Result<Result<v1::ItemBatch, Waiting>, Problem> {
+    /// Draws the items of a batch that are not yet in `counted`.
+    ///
+    /// Partitions count what they draw, so a batch that one of them failed for is completed, not drawn again: each counted item is returned.
+    async fn sample_once(&self, request: &Request, counted: &v1::ItemBatch) -> Result<Attempt, Problem> {
         let sample = &request.sample;
         let wanted = sample.count * request.world;
         let query = match &request.sampler {
@@ -130,20 +180,23 @@ impl Buffers {
             ..v1::GetSharesRequest::default()
         };
         let shares = self.shares(&shares).await?;
-        if let Some(limiter) = limiter(&request.definition.spec, &shares)
+        self.check_definition(&request.definition, &shares)?;
+        // A batch is admitted with its first item.
+        if counted.handles.is_empty()
+            && let Some(limiter) = limiter(&request.definition.spec, &shares)
             && let Err(wait) = limiter.sample(1)
         {
-            return Ok(Err(wait.into()));
+            return Ok(Attempt::Waits(wait.into()));
         }
         let chosen = match &request.sampler {
-            Sampler::Prioritized(_) | Sampler::Uniform(_) => planned(request, &shares),
-            Sampler::Fifo(_) | Sampler::Lifo(_) => self.by_age(request, &shares),
-            Sampler::Slices(slices) => self.slices(request, shares, slices.length as usize),
-            Sampler::Groups(groups) => self.groups(request, shares, groups.size as usize),
+            Sampler::Prioritized(_) | Sampler::Uniform(_) => self.planned(request, &shares, counted),
+            Sampler::Fifo(_) | Sampler::Lifo(_) => self.by_age(request, &shares, counted),
+            Sampler::Slices(slices) => self.slices(request, shares, slices.length as usize, counted),
+            Sampler::Groups(groups) => self.groups(request, shares, groups.size as usize, counted),
         };
         let chosen = match chosen? {
             Ok(chosen) => chosen,
-            Err(waiting) => return Ok(Err(waiting)),
+            Err(waiting) => return Ok(Attempt::Waits(waiting)),
         };
         let exponent = match &request.sampler {
             Sampler::Prioritized(prioritized) => Some(exponent(prioritized.alpha)),
@@ -158,36 +211,136 @@ impl Buffers {
             without_fields: request.selection.names().is_empty(),
             max_bytes: 0,
         };
-        let batches = self.draws(&request.selection, &draws).await?;
+        let (batches, failed) = self.draws(&request.selection, &draws).await?;
         let mut batch = merge(&request.selection, &batches)?;
-        if batch.handles.len() < chosen.count {
-            let text = "items were removed while they were drawn";
-            return Err(Problem::of(ProblemKind::Unavailable, text).retry_after(10));
+        let failed = if batch.handles.len() < chosen.count { Some(failed.unwrap_or_else(removed)) } else { failed };
+        if let Some(problem) = &failed
+            && (batch.handles.is_empty() || !request.definition.counts_samples())
+        {
+            return Err(problem.clone());
         }
         if let (Sampler::Prioritized(prioritized), Some(plan)) = (&request.sampler, &chosen.plan) {
             let weight =
                 |priority: &u32| importance::weight(plan, (*priority).max(1), prioritized.beta).min(1.0) as f32;
             batch.weights = batch.drawn_priorities.iter().map(weight).collect();
         }
-        batch.draws.clear();
-        batch.drawn_priorities.clear();
-        Ok(Ok(batch))
+        let scale = chosen.scale;
+        if !counted.handles.is_empty() {
+            batch = merge(&request.selection, &[counted.clone(), batch])?;
+        }
+        batch.scale = scale;
+        Ok(match failed {
+            Some(problem) => Attempt::Partial(batch, problem),
+            None => Attempt::Complete(batch),
+        })
+    }
+
+    /// Checks that the partitions have the buffer that a definition was read of.
+    fn check_definition(&self, definition: &Definition, shares: &[v1::BufferShare]) -> Result<(), Problem> {
+        let mut existing = shares.iter().filter(|share| !share.definition.is_empty()).peekable();
+        let is_same = |share: &v1::BufferShare| {
+            catalog::reference(Group(share.group as u8), &share.definition) == definition.buffer
+        };
+        let is_current = existing.peek().is_some() && existing.all(is_same);
+        if is_current { Ok(()) } else { Err(self.outdated(&definition.spec.name)) }
+    }
+
+    /// Plans draws in proportion to priorities: from all partitions, the same on any number of workers, or from those of the member.
+    fn planned(
+        &self,
+        request: &Request,
+        shares: &[v1::BufferShare],
+        counted: &v1::ItemBatch,
+    ) -> Result<Result<Chosen, Waiting>, Problem> {
+        let sum = |share: &v1::BufferShare| PartitionSum {
+            partition: PartitionId(share.partition),
+            total: share.total,
+            items: u32::try_from(share.positive).unwrap_or(u32::MAX),
+            smallest: share.smallest,
+        };
+        let plan = match Plan::new(shares.iter().map(sum).collect()) {
+            Ok(plan) => plan,
+            Err(plan::Error::Empty) => {
+                let items: u64 = shares.iter().map(|share| share.items).sum();
+                let text = match items {
+                    0 => "waiting for items: the buffer is empty".to_owned(),
+                    items => format!("waiting for items: none of {items} has a positive priority and is new enough"),
+                };
+                return Ok(Err(Waiting::for_items(text)));
+            }
+            Err(error) => return Err(invalid(error.to_string())),
+        };
+        let sample = &request.sample;
+        let local = match sample.local {
+            true => match self.local(request, &plan) {
+                Ok(local) => Some(local),
+                Err(plan::Error::Empty) => {
+                    let text = format!("waiting for items: the partitions of rank {} have none", sample.rank);
+                    return Ok(Err(Waiting::for_items(text)));
+                }
+                Err(error) => return Err(invalid(error.to_string())),
+            },
+            false => None,
+        };
+        let count = if sample.local { sample.count } else { sample.count * request.world };
+        let mut partitions = Vec::new();
+        for share in shares.iter().filter(|share| share.total > 0) {
+            let of = local.as_ref().map_or(&plan, |(local, _)| local);
+            let draws = of.draws(PartitionId(share.partition), sample.seed, sample.step, count);
+            let draws = draws.map_err(|error| invalid(error.to_string()))?;
+            let is_left = |draw: u32| {
+                (sample.local || request.is_mine(draw.into())) && counted.draws.binary_search(&draw).is_err()
+            };
+            let mine: Vec<_> = draws.into_iter().filter(|draw| is_left(draw.draw)).collect();
+            if mine.is_empty() {
+                continue;
+            }
+            partitions.push(v1::PartitionDraws {
+                partition: share.partition,
+                total: share.total,
+                thresholds: mine.iter().map(|draw| draw.threshold).collect(),
+                draws: mine.iter().map(|draw| draw.draw).collect(),
+                handles: Vec::new(),
+            });
+        }
+        let count = request.own_count().saturating_sub(counted.handles.len());
+        let scale = local.map(|(_, scale)| scale);
+        Ok(Ok(Chosen { partitions, count, plan: Some(plan), scale }))
+    }
+
+    /// Returns the plan of a member's own partitions, and the factor of its gradients.
+    fn local(&self, request: &Request, plan: &Plan) -> Result<(Plan, f64), plan::Error> {
+        let placement = self.placement(&request.definition);
+        let (rank, world) = (request.sample.rank, request.world);
+        let local = plan.local(rank, |partition| placement.place(partition) % world == rank)?;
+        let scale = plan.local_scale(&local, request.sample.count)?;
+        Ok((local, scale))
+    }
+
+    fn placement(&self, definition: &Definition) -> Placement {
+        Placement::new(&definition.spec.name, definition.partitions, self.shared.partitions())
     }
 
     /// The oldest or newest items over all partitions.
-    fn by_age(&self, request: &Request, shares: &[v1::BufferShare]) -> Result<Result<Chosen, Waiting>, Problem> {
-        let mut handles: Vec<MemoryId> =
-            shares.iter().flat_map(|share| share.handles.iter().copied().map(MemoryId)).collect();
+    fn by_age(
+        &self,
+        request: &Request,
+        shares: &[v1::BufferShare],
+        counted: &v1::ItemBatch,
+    ) -> Result<Result<Chosen, Waiting>, Problem> {
+        let counted_handles: BTreeSet<u64> = counted.handles.iter().copied().collect();
+        let left = shares.iter().flat_map(|share| &share.handles).filter(|handle| !counted_handles.contains(handle));
+        let mut handles: Vec<MemoryId> = left.copied().map(MemoryId).collect();
         sort_by_age(&mut handles, self.shared.partitions());
         if matches!(request.sampler, Sampler::Lifo(_)) {
             handles.reverse();
         }
-        let wanted = (request.sample.count * request.world) as usize;
+        let wanted = request.left(counted, 1);
         if handles.len() < wanted {
             return Ok(Err(too_few(handles.len(), wanted, "items")));
         }
         let mine = handles.into_iter().take(wanted).enumerate().filter(|(draw, _)| request.is_mine(*draw as u64));
-        Ok(Ok(self.handles(&mine.map(|(_, handle)| handle).collect::<Vec<_>>())))
+        Ok(Ok(self.handles(&mine.map(|(_, handle)| handle).collect::<Vec<_>>(), counted)))
     }
 
     fn slices(
@@ -195,6 +348,7 @@ impl Buffers {
         request: &Request,
         shares: Vec<v1::BufferShare>,
         length: usize,
+        counted: &v1::ItemBatch,
     ) -> Result<Result<Chosen, Waiting>, Problem> {
         let trajectories = self.trajectories(shares);
         let mut borders = Vec::with_capacity(trajectories.len());
@@ -203,14 +357,14 @@ impl Buffers {
             borders.push(items.len());
             items.extend(trajectory);
         }
-        let (sample, count) = (&request.sample, (request.sample.count * request.world) as usize);
+        let (sample, count) = (&request.sample, request.left(counted, length));
         let drawn = match selection::slices(&borders, items.len(), length, count, sample.seed, sample.step) {
             Ok(drawn) => drawn,
             Err(selection::Error::TooFew { available, .. }) => return Ok(Err(too_few(available, 1, "slices"))),
             Err(error) => return Err(invalid(error.to_string())),
         };
         let mine = drawn.into_iter().enumerate().filter(|(draw, _)| request.is_mine(*draw as u64));
-        Ok(Ok(self.handles(&mine.flat_map(|(_, slice)| items[slice].to_vec()).collect::<Vec<_>>())))
+        Ok(Ok(self.handles(&mine.flat_map(|(_, slice)| items[slice].to_vec()).collect::<Vec<_>>(), counted)))
     }
 
     fn groups(
@@ -218,11 +372,16 @@ impl Buffers {
         request: &Request,
         shares: Vec<v1::BufferShare>,
         size: usize,
+        counted: &v1::ItemBatch,
     ) -> Result<Result<Chosen, Waiting>, Problem> {
-        let groups = self.trajectories(shares);
+        let mut groups = self.trajectories(shares);
+        if !counted.handles.is_empty() {
+            let counted: BTreeSet<u64> = counted.handles.iter().copied().collect();
+            groups.retain(|group| group.iter().all(|handle| !counted.contains(&handle.0)));
+        }
         let numbers: Vec<u64> = (0..).zip(&groups).flat_map(|(number, group)| vec![number; group.len()]).collect();
         let items: Vec<MemoryId> = groups.into_iter().flatten().collect();
-        let count = (request.sample.count * request.world) as usize;
+        let count = request.left(counted, size);
         let complete = match selection::groups(&numbers, size, count) {
             Ok(complete) => complete,
             Err(selection::Error::TooFew { available, .. }) => {
@@ -232,7 +391,7 @@ impl Buffers {
         };
         let mine = complete.into_iter().enumerate().filter(|(draw, _)| request.is_mine(*draw as u64));
         let handles: Vec<MemoryId> = mine.flat_map(|(_, group)| group).map(|index| items[index]).collect();
-        Ok(Ok(self.handles(&handles)))
+        Ok(Ok(self.handles(&handles, counted)))
     }
 
     /// Items of each trajectory in order of age, trajectories by their first item. Items without one are left out.
@@ -249,16 +408,18 @@ impl Buffers {
         trajectories
     }
 
-    fn handles(&self, handles: &[MemoryId]) -> Chosen {
+    /// Chooses items, whose draws follow those that are counted.
+    fn handles(&self, handles: &[MemoryId], counted: &v1::ItemBatch) -> Chosen {
         let mut partitions: BTreeMap<PartitionId, v1::PartitionDraws> = BTreeMap::new();
-        for (draw, handle) in (0..).zip(handles) {
+        let first = counted.draws.last().map_or(0, |draw| draw + 1);
+        for (draw, handle) in (first..).zip(handles) {
             let partition = partition_of(*handle, self.shared.partitions());
             let draws = partitions.entry(partition).or_default();
             draws.partition = partition.0;
             draws.handles.push(handle.0);
             draws.draws.push(draw);
         }
-        Chosen { partitions: partitions.into_values().collect(), count: handles.len(), plan: None }
+        Chosen { partitions: partitions.into_values().collect(), count: handles.len(), plan: None, scale: None }
     }
 
     /// Leases the oldest items that a consumer has not had.
@@ -274,7 +435,7 @@ impl Buffers {
         let mut waits = Waits::new(&self.shared, &request.buffer, request.wait_ms);
         let mut patience = Patience::new(&self.shared);
         let leased = loop {
-            match self.lease_once(&request).await {
+            match self.lease_once(&request, &selection.definition).await {
                 Ok(Ok(leased)) => break leased,
                 Ok(Err(waiting)) => {
                     waits.pause(waiting).await?;
@@ -288,7 +449,11 @@ impl Buffers {
         Ok(Answer { selection, batch, is_sample: false })
     }
 
-    async fn lease_once(&self, request: &v1::ConsumeItemsRequest) -> Result<Result<Vec<MemoryId>, Waiting>, Problem> {
+    async fn lease_once(
+        &self,
+        request: &v1::ConsumeItemsRequest,
+        definition: &Definition,
+    ) -> Result<Result<Vec<MemoryId>, Waiting>, Problem> {
         let query = v1::ConsumerQuery { name: request.consumer.clone(), count: request.count, now_ms: now_ms() };
         let shares = v1::GetSharesRequest {
             buffer: request.buffer.clone(),
@@ -297,6 +462,7 @@ impl Buffers {
             ..v1::GetSharesRequest::default()
         };
         let shares = self.shares(&shares).await?;
+        self.check_definition(definition, &shares)?;
         let mut handles: Vec<MemoryId> =
             shares.iter().flat_map(|share| share.handles.iter().copied().map(MemoryId)).collect();
         let partitions = self.shared.partitions();
@@ -352,46 +518,22 @@ impl Request {
     fn own_count(&self) -> usize {
         self.draws.as_ref().map_or(self.sample.count as usize, Vec::len)
     }
+
+    /// Items, slices or groups, of `size` items each, that are not counted yet, over all members.
+    fn left(&self, counted: &v1::ItemBatch, size: usize) -> usize {
+        let left = (self.sample.count as usize).saturating_sub(counted.handles.len() / size.max(1));
+        left * self.world as usize
+    }
+
+    /// Returns what a batch that failed has counted; the error if that is nothing, or if the caller has named its draws.
+    fn partial(&self, counted: v1::ItemBatch, problem: Problem) -> Result<v1::ItemBatch, Problem> {
+        if counted.handles.is_empty() || self.draws.is_some() { Err(problem) } else { Ok(finished(counted)) }
+    }
 }
 
-/// Plans draws in proportion to priorities, the same on any number of workers.
-fn planned(request: &Request, shares: &[v1::BufferShare]) -> Result<Result<Chosen, Waiting>, Problem> {
-    let sum = |share: &v1::BufferShare| PartitionSum {
-        partition: PartitionId(share.partition),
-        total: share.total,
-        items: u32::try_from(share.positive).unwrap_or(u32::MAX),
-        smallest: share.smallest,
-    };
-    let plan = match Plan::new(shares.iter().map(sum).collect()) {
-        Ok(plan) => plan,
-        Err(plan::Error::Empty) => {
-            let items: u64 = shares.iter().map(|share| share.items).sum();
-            let text = match items {
-                0 => "waiting for items: the buffer is empty".to_owned(),
-                items => format!("waiting for items: none of {items} has a positive priority and is new enough"),
-            };
-            return Ok(Err(Waiting::for_items(text)));
-        }
-        Err(error) => return Err(invalid(error.to_string())),
-    };
-    let (sample, count) = (&request.sample, request.sample.count * request.world);
-    let mut partitions = Vec::new();
-    for share in shares.iter().filter(|share| share.total > 0) {
-        let draws = plan.draws(PartitionId(share.partition), sample.seed, sample.step, count);
-        let draws = draws.map_err(|error| invalid(error.to_string()))?;
-        let mine: Vec<_> = draws.into_iter().filter(|draw| request.is_mine(draw.draw.into())).collect();
-        if mine.is_empty() {
-            continue;
-        }
-        partitions.push(v1::PartitionDraws {
-            partition: share.partition,
-            total: share.total,
-            thresholds: mine.iter().map(|draw| draw.threshold).collect(),
-            draws: mine.iter().map(|draw| draw.draw).collect(),
-            handles: Vec::new(),
-        });
-    }
-    Ok(Ok(Chosen { partitions, count: request.own_count(), plan: Some(plan) }))
+/// Returns a batch without what only its plan needs.
+fn finished(batch: v1::ItemBatch) -> v1::ItemBatch {
+    v1::ItemBatch { draws: Vec::new(), drawn_priorities: Vec::new(), ..batch }
 }
 
 /// Merges what the workers drew, in order of the draws.
@@ -408,9 +550,7 @@ fn merge(selection: &Selection, batches: &[v1::ItemBatch]) -> Result<v1::ItemBat
     }
     order.sort_unstable();
     let order: Vec<(usize, usize)> = order.into_iter().map(|(_, place)| place).collect();
-    let mut merged = selection.merge(batches, &order)?;
-    merged.drawn_priorities = order.iter().map(|(batch, row)| batches[*batch].drawn_priorities[*row]).collect();
-    Ok(merged)
+    selection.merge(batches, &order)
 }
 
 fn too_few(available: usize, wanted: usize, what: &str) -> Waiting {

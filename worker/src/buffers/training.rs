@@ -2,7 +2,7 @@
 
 use super::Buffers;
 use super::cluster::{Patience, is_passing};
-use super::convert::invalid;
+use super::messages::convert::invalid;
 use crate::service::Plane;
 use crate::shared::Shared;
 use engram_client::BufferSpec;
@@ -79,7 +79,7 @@ impl Buffers {
             change: Some(Change::Priorities(change.clone())),
         };
         let parts = waiting.iter().map(part).collect();
-        let message = v1::WriteItemsRequest { session: None, parts, wait_ms: 0 };
+        let message = v1::WriteItemsRequest { parts, ..v1::WriteItemsRequest::default() };
         let written = match self.write(message).await {
             Ok(written) => written,
             Err(problem) => return Some(problem),

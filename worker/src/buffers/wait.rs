@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// Longest wait that a call may ask for.
-const MAX_WAIT: Duration = Duration::from_secs(10 * 60);
 /// Interval of checks: what is waited for happens at other workers, which do not announce it.
 const CHECKS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
+
+/// Label of a call that waits for items.
+const ITEMS: &str = "items";
 
 /// Why a call waits: the label of the metric, and the text for the caller.
 #[derive(Debug, Clone)]
@@ -23,7 +24,11 @@ pub(crate) struct Waiting {
 
 impl Waiting {
     pub(crate) fn for_items(text: String) -> Self {
-        Self { reason: "items", text }
+        Self { reason: ITEMS, text }
+    }
+
+    pub(crate) fn is_for_items(&self) -> bool {
+        self.reason == ITEMS
     }
 }
 
@@ -53,6 +58,17 @@ pub(crate) fn limiter(spec: &BufferSpec, shares: &[v1::BufferShare]) -> Option<R
     RateLimiter::restore(spec.limiter?, counts).ok().map(|(limiter, _)| limiter)
 }
 
+/// Checks whether an append may go on now.
+///
+/// While a sample that the limiter allows lacks items, appends may exceed the upper bound: there are fewer items than FIFO, LIFO or groups draw, or all
+/// are too old, so that samples could only wait for appends, and appends for samples.
+pub(crate) fn check_append(spec: &BufferSpec, shares: &[v1::BufferShare]) -> Result<(), Waiting> {
+    match limiter(spec, shares) {
+        Some(limiter) if shares.iter().all(|share| !share.lacks_items) => limiter.insert(1).map_err(Waiting::from),
+        _ => Ok(()),
+    }
+}
+
 /// The waits of a call, up to its deadline.
 pub(crate) struct Waits {
     shared: Arc<Shared>,
@@ -73,7 +89,7 @@ impl Drop for Waits {
 impl Waits {
     pub(crate) fn new(shared: &Arc<Shared>, buffer: &str, wait_ms: u32) -> Self {
         let started = Instant::now();
-        let deadline = started + MAX_WAIT.min(Duration::from_millis(wait_ms.into()));
+        let deadline = started + Duration::from_millis(wait_ms.into());
         Self {
             shared: Arc::clone(shared),
             buffer: buffer.to_owned(),
@@ -88,7 +104,7 @@ impl Waits {
     ///
     /// The deadline would pass: an error with the reason.
     pub(crate) async fn pause(&mut self, waiting: Waiting) -> Result<(), Problem> {
-        if Instant::now() + self.pause > self.deadline || self.shared.is_stopping() {
+        if Instant::now() + self.pause > self.deadline || self.shared.lifecycle.is_stopping() {
             let seconds = self.started.elapsed().as_secs_f64();
             let text = format!("deadline passed after {seconds:.1} s {}", waiting.text);
             return Err(Problem::of(ProblemKind::BufferWait, text));
@@ -112,10 +128,9 @@ impl Buffers {
         let mut waits = Waits::new(&self.shared, name, wait_ms);
         loop {
             let shares = self.shares(&request).await?;
-            let allowed = limiter(&definition.spec, &shares).map_or(Ok(()), |limiter| limiter.insert(1));
-            match allowed {
+            match check_append(&definition.spec, &shares) {
                 Ok(()) => return Ok(()),
-                Err(wait) => waits.pause(wait.into()).await?,
+                Err(waiting) => waits.pause(waiting).await?,
             }
         }
     }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Status;
 
-/// Interval between attempts to write the record.
+/// Interval between attempts to write the record, a fraction of a failover: a partition does not announce that it takes writes again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Time without a process after which the record of a group is removed: any restart of its processes takes less.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
@@ -58,6 +58,8 @@ struct Process {
     report: Option<Report>,
 }
 
+/// A hosted group. Its fields are one record, the processes that it names, and the times since which it waits: each event changes some of
+/// all three, therefore more than a dozen.
 pub(super) struct Host {
     shared: Arc<Shared>,
     run: RunId,
@@ -101,7 +103,7 @@ impl Host {
             let MemberState { id, reduce_address, state_address } = member.clone();
             (MemberId(id), v1::GroupMember { id, ordinal: 0, reduce_address, state_address })
         });
-        let certificate = shared.keys.as_ref().map(|_| SharedCertificate::create()).transpose();
+        let certificate = shared.setup.keys.as_ref().map(|_| SharedCertificate::create()).transpose();
         let failed =
             |error| Problem::of(v1::ProblemKind::Unavailable, format!("failed to create a certificate: {error}"));
         let certificate = certificate.map_err(failed)?;
@@ -131,7 +133,7 @@ impl Host {
     pub(super) async fn run(mut self, mut events: mpsc::Receiver<HostEvent>) {
         let mut tick = tokio::time::interval(Duration::from_millis(self.state.timing().probe_ms()));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut stopping = self.shared.stopping.subscribe();
+        let mut stopping = self.shared.lifecycle.stopping();
         loop {
             // Events first: a process that was heard is not silent.
             let result = tokio::select! {
@@ -431,7 +433,7 @@ impl Host {
                         problem = problem.message,
                         "failed to record a generation; retrying"
                     );
-                    if self.shared.is_stopping() || self.shared.engine.position(self.partition).is_none() {
+                    if self.shared.lifecycle.is_stopping() || self.shared.engine.position(self.partition).is_none() {
                         return Err(Deposed);
                     }
                     tokio::time::sleep(RETRY_INTERVAL).await;

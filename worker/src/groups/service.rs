@@ -45,7 +45,7 @@ impl GroupEndpoint {
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(invalid(format!("name has {} bytes; allowed: 1 to {MAX_NAME}", name.len())));
         }
-        let run = record_id(self.shared.options.cluster, name);
+        let run = record_id(self.shared.setup.options.cluster, name);
         let partition = runs::partition(&self.shared, run);
         if self.shared.engine.position(partition).is_none() {
             return Err(self.shared.not_primary(partition).into_status());
@@ -88,7 +88,7 @@ impl GroupService for GroupEndpoint {
         };
         let run = self.locate(&join.name)?;
         let member = check(&join)?;
-        if self.shared.is_stopping() {
+        if self.shared.lifecycle.is_stopping() {
             return Err(Status::unavailable("the worker is stopping"));
         }
         let settings = GroupState::new(join.name.clone(), join.layout, join.detect_ms, join.min_members);

@@ -10,7 +10,6 @@
 use super::link::{HELLO_DEADLINE, connect};
 use super::peer_detector::{NO_COORDINATOR_MS, PeerDetector, Verdict};
 use super::{each_partner, proposals};
-use crate::failovers::Failovers;
 use crate::shared::Shared;
 use engram_cluster::{Change, Entry};
 use engram_mapstore::with_causes;
@@ -32,9 +31,9 @@ use tonic::{Response, Status, Streaming};
 
 /// Heartbeat interval: a sixth of the silence after which a worker is suspected.
 pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
-/// Interval between evaluations of the peer detector.
+/// Interval between evaluations of the peer detector: silence is the absence of an event.
 const EVALUATION_INTERVAL: Duration = Duration::from_millis(100);
-/// First and longest interval between attempts to connect to a partner.
+/// First and longest interval between attempts to connect to a partner, which announces nothing while it cannot be reached.
 const REDIAL_INTERVAL: Duration = Duration::from_millis(50);
 const MAX_REDIAL_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of remembered heartbeats without a response: more than a lease lasts.
@@ -55,7 +54,7 @@ async fn maintain_stream(shared: Arc<Shared>, ordinal: Ordinal) {
         members.iter().find(|member| member.ordinal == ordinal.0).map(|member| member.peer_address.clone())
     };
     loop {
-        let current_address = address(&shared.view.borrow().members).filter(|address| !address.is_empty());
+        let current_address = address(&shared.membership.view().members).filter(|address| !address.is_empty());
         match current_address {
             Some(address) => match stream(&shared, ordinal, &address).await {
                 Ok(()) => wait = REDIAL_INTERVAL,
@@ -78,7 +77,7 @@ async fn stream(shared: &Arc<Shared>, ordinal: Ordinal, address: &str) -> Result
     };
     let channel = connect(shared, ordinal, address, HEARTBEAT_INTERVAL * 5).await.map_err(on_refused)?;
     let (sender, outgoing) = mpsc::channel(QUEUE_LENGTH);
-    let first = PeerHeartbeat { hello: Some(shared.hello.hello()), number: 1, ..PeerHeartbeat::default() };
+    let first = PeerHeartbeat { hello: Some(shared.setup.hello.hello()), number: 1, ..PeerHeartbeat::default() };
     sender.try_send(first).map_err(|error| error.to_string())?;
     let sent_ms = shared.elapsed_ms();
     let mut client = PeerServiceClient::new(channel);
@@ -91,7 +90,7 @@ async fn stream(shared: &Arc<Shared>, ordinal: Ordinal, address: &str) -> Result
     });
     let (heartbeats, first) = handshake.await.map_err(|_| "no response".to_owned())??;
     let hello = first.as_ref().and_then(|heartbeat| heartbeat.hello.as_ref());
-    let member = shared.hello.check_callee(hello, ordinal).map_err(|on_refused| on_refused.to_string())?;
+    let member = shared.setup.hello.check_callee(hello, ordinal).map_err(|on_refused| on_refused.to_string())?;
     let mut exchange = HeartbeatExchange::new(Arc::clone(shared), member, sent_ms);
     exchange.report_connected(host(address));
     if let Some(first) = first {
@@ -115,8 +114,12 @@ pub(super) fn accept(
 ) -> Result<Response<BoxStream<'static, Result<PeerHeartbeat, Status>>>, Status> {
     let (sender, outgoing) = mpsc::channel(QUEUE_LENGTH);
     let newest_received = first.as_ref().map_or(0, |heartbeat| heartbeat.number);
-    let hello =
-        PeerHeartbeat { hello: Some(shared.hello.hello()), number: 1, newest_received, ..PeerHeartbeat::default() };
+    let hello = PeerHeartbeat {
+        hello: Some(shared.setup.hello.hello()),
+        number: 1,
+        newest_received,
+        ..PeerHeartbeat::default()
+    };
     sender.try_send(hello).map_err(|error| Status::internal(error.to_string()))?;
     let mut exchange = {
         let now_ms = shared.elapsed_ms();
@@ -127,7 +130,7 @@ pub(super) fn accept(
             first.as_ref().and_then(|heartbeat| heartbeat.hello.as_ref()).map(|hello| hello.peer_address.clone());
         let address = address.unwrap_or_default();
         // A known process may redial repeatedly because it receives nothing from here, so a redial is no sign of life.
-        if exchange.shared.peer_detector().has_connected(&member) {
+        if exchange.shared.peers.detector().has_connected(&member) {
             exchange.unconfirmed_host = Some(host(&address).to_owned());
         } else {
             exchange.report_connected(host(&address));
@@ -196,7 +199,7 @@ impl HeartbeatExchange {
     async fn run(&mut self, mut heartbeats: Streaming<PeerHeartbeat>, sender: mpsc::Sender<PeerHeartbeat>) {
         let mut ticks = interval(HEARTBEAT_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut stopping = self.shared.stopping.subscribe();
+        let mut stopping = self.shared.lifecycle.stopping();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {
@@ -273,7 +276,7 @@ impl HeartbeatExchange {
 async fn evaluate_peers(shared: &Arc<Shared>) {
     let mut ticks = interval(EVALUATION_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut view = shared.view.subscribe();
+    let mut view = shared.membership.subscribe();
     view.mark_changed();
     let mut last_promotion_ms = 0;
     loop {
@@ -287,7 +290,7 @@ async fn evaluate_peers(shared: &Arc<Shared>) {
                 false
             }
         };
-        let (now_ms, silence_ms) = (shared.elapsed_ms(), shared.coordinators.silence_ms());
+        let (now_ms, silence_ms) = (shared.elapsed_ms(), shared.membership.coordinators().silence_ms());
         let members = view.borrow_and_update().members.clone();
         shared.update_detector(|detector, now_ms| {
             let mut verdicts = detector.update_members(&members, now_ms);
@@ -310,12 +313,12 @@ impl Shared {
     /// The lock is held until the store has the verdicts: if a suspicion reached the store after the trust that revokes it, the
     /// store would treat a living partner as dead until its next silence.
     fn update_detector(&self, find: impl FnOnce(&mut PeerDetector, u64) -> Vec<Verdict>) {
-        let mut detector = self.peer_detector();
+        let mut detector = self.peers.detector();
         for verdict in find(&mut detector, self.elapsed_ms()) {
             match verdict {
                 Verdict::Suspected(ordinal) => {
                     tracing::warn!(worker = ordinal.0, "partner suspected dead");
-                    Failovers::begin(self, ordinal);
+                    self.membership.failovers().begin(ordinal);
                     self.engine.suspected(ordinal);
                 }
                 Verdict::Trusted(ordinal) => {
@@ -324,7 +327,7 @@ impl Shared {
                 }
                 Verdict::Dead(member) => {
                     tracing::info!(%member, "process death proven");
-                    Failovers::begin(self, member.ordinal);
+                    self.membership.failovers().begin(member.ordinal);
                     self.engine.proven_dead(member);
                 }
             }
@@ -335,18 +338,18 @@ impl Shared {
 /// Proposes promotions for partitions whose primary is gone while no coordinator can, including primaries of this worker's previous
 /// process. The map's compare-and-swap decides between several workers that try.
 fn promote(shared: &Shared) {
-    if shared.map_store.is_none() {
+    if shared.peers.map_store().is_none() {
         return;
     }
-    let Some(map) = shared.view.borrow().map.clone() else { return };
-    let detector = shared.peer_detector();
+    let Some(map) = shared.membership.view().map.clone() else { return };
+    let detector = shared.peers.detector();
     let proposals: Vec<Proposal> = map
         .entries()
-        .filter(|(_, entry)| is_gone(&detector, entry, &shared.member) && can_become_primary(shared, entry))
+        .filter(|(_, entry)| is_gone(&detector, entry, &shared.setup.member) && can_become_primary(shared, entry))
         .map(|(partition, entry)| {
             let living = entry.candidates().map(|member| member.ordinal).filter(|ordinal| detector.is_alive(*ordinal));
             let isr: BTreeSet<Ordinal> = living.chain([shared.ordinal()]).collect();
-            let change = Change::Promote { primary: shared.member, isr: isr.into_iter().collect() };
+            let change = Change::Promote { primary: shared.setup.member, isr: isr.into_iter().collect() };
             Proposal { partition, expected: entry.expectation(), change }
         })
         .collect();
@@ -356,7 +359,7 @@ fn promote(shared: &Shared) {
             partitions = proposals.len(),
             "no coordinator responds; proposing to take over partitions of dead primaries"
         );
-        shared.proposals.add(proposals);
+        shared.peers.proposals().add(proposals);
     }
 }
 
@@ -370,22 +373,22 @@ fn is_gone(detector: &PeerDetector, entry: &Entry, own: &Member) -> bool {
 }
 
 fn can_become_primary(shared: &Shared, entry: &Entry) -> bool {
-    let is_sync = shared.options.durability() == Durability::Sync;
-    entry.candidates().any(|member| member.ordinal == shared.ordinal() && member.store == shared.member.store)
-        && entry.holds_all(&shared.member, shared.hello.lossless_since, is_sync)
+    let is_sync = shared.setup.options.durability() == Durability::Sync;
+    entry.candidates().any(|member| member.ordinal == shared.ordinal() && member.store == shared.setup.member.store)
+        && entry.holds_all(&shared.setup.member, shared.setup.hello.lossless_since, is_sync)
 }
 
 /// Reads the map from the map store while no coordinator sends it.
 async fn follow_map_store(shared: &Arc<Shared>) {
-    let Some(map_store) = &shared.map_store else { return };
+    let Some(map_store) = &shared.peers.map_store() else { return };
     loop {
         sleep(EVALUATION_INTERVAL).await;
         // The same delay as before own writes of the map.
-        if u128::from(shared.coordinators.silence_ms()) < proposals::WRITE_AFTER_SILENCE.as_millis() {
+        if u128::from(shared.membership.coordinators().silence_ms()) < proposals::WRITE_AFTER_SILENCE.as_millis() {
             continue;
         }
         match map_store.newest().await {
-            Ok(Some(map)) => shared.read_map(map),
+            Ok(Some(map)) => shared.membership.read_map(map),
             Ok(None) => {}
             Err(error) => tracing::debug!(error = with_causes(&error), "failed to read the partition map"),
         }

@@ -20,7 +20,8 @@ use tonic::transport::{Channel, Endpoint};
 pub(super) const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 /// Deadline for the hello of the other side.
 pub(super) const HELLO_DEADLINE: Duration = Duration::from_secs(2);
-/// First and longest interval between attempts to dial.
+/// First and longest interval between attempts to dial: a worker that does not listen yet announces nothing, but one at a new address is dialed at
+/// once.
 const REDIAL_INTERVAL: Duration = Duration::from_millis(20);
 const MAX_REDIAL_INTERVAL: Duration = Duration::from_secs(1);
 /// Ping interval and timeout of a connection. Heartbeats detect a silent worker sooner, this detects a dead route.
@@ -57,7 +58,7 @@ impl Target {
 
 /// Keeps a link to one worker, redialing when it breaks.
 async fn maintain_link(shared: Arc<Shared>, ordinal: Ordinal) {
-    let mut view = shared.view.subscribe();
+    let mut view = shared.membership.subscribe();
     let (mut wait, mut is_logged) = (REDIAL_INTERVAL, false);
     loop {
         let target = loop {
@@ -104,14 +105,14 @@ pub(crate) async fn connect(
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME_BYTES);
-    let connected = shared.network.for_peer(ExpectedPeer::one(Role::Worker, ordinal.0)).connect(endpoint).await;
+    let connected = shared.setup.network.for_peer(ExpectedPeer::one(Role::Worker, ordinal.0)).connect(endpoint).await;
     connected.map_err(|error| std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string))
 }
 
 /// Runs one link until it breaks. The error says why it could not be opened.
 async fn dial(shared: &Arc<Shared>, ordinal: Ordinal, target: &Target) -> Result<(), String> {
     let channel = connect(shared, ordinal, &target.address, KEEPALIVE).await?;
-    let outbox = shared.links.outbox(shared.hello.hello());
+    let outbox = shared.peers.links().outbox(shared.setup.hello.hello());
     let mut client = PeerServiceClient::new(channel)
         .max_decoding_message_size(MAX_PEER_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_PEER_MESSAGE_BYTES);
@@ -123,12 +124,12 @@ async fn dial(shared: &Arc<Shared>, ordinal: Ordinal, target: &Target) -> Result
     });
     let (frames, first) = opened.await.map_err(|_| "no response".to_owned())??;
     let hello = first.as_ref().and_then(|frame| frame.hello.as_ref());
-    let member = shared.hello.check_callee(hello, ordinal).map_err(|refused| refused.to_string())?;
-    let link = shared.links.install(member, outbox).map_err(|newest| {
+    let member = shared.setup.hello.check_callee(hello, ordinal).map_err(|refused| refused.to_string())?;
+    let link = shared.peers.links().install(member, outbox).map_err(|newest| {
         format!("process {} responded, but the newer process {newest} is known", member.incarnation)
     })?;
     let reading = read(shared, &link, frames);
-    let mut view = shared.view.subscribe();
+    let mut view = shared.membership.subscribe();
     // The dialed process may be stuck without a sign while another process has replaced it.
     let replaced = |now: Target| now != *target && now.member != member;
     let newer = view.wait_for(|view| Target::of(&view.members, ordinal).is_some_and(replaced));
@@ -169,7 +170,7 @@ pub(super) async fn read(shared: &Arc<Shared>, link: &Link, mut frames: Streamin
             continue;
         }
         let bytes = envelopes.iter().map(Envelope::bytes).sum::<usize>();
-        shared.links.traffic.received_bytes.inc_by(bytes as u64);
+        shared.peers.links().traffic.received_bytes.inc_by(bytes as u64);
         let permits = u32::try_from(bytes.min(IN_FLIGHT_BYTES)).expect("the limit fits");
         let permit = tokio::select! {
             permit = Arc::clone(&capacity).acquire_many_owned(permits) => permit.expect("the semaphore is never closed"),
@@ -181,7 +182,7 @@ pub(super) async fn read(shared: &Arc<Shared>, link: &Link, mut frames: Streamin
 
 /// Removes a link that has ended.
 pub(super) fn close_link(shared: &Shared, link: &Arc<Link>, reason: &str) {
-    if shared.links.remove(link) {
+    if shared.peers.links().remove(link) {
         tracing::info!(peer = %link.member, reason, "peer link closed");
     }
 }

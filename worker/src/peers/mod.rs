@@ -29,17 +29,55 @@ pub(crate) use heartbeats::run as heartbeat_partners;
 pub(crate) use hello::{AdvertisedAddresses, HelloContext};
 pub(crate) use link::{CONNECTION_WINDOW, FRAME_BYTES, STREAM_WINDOW, connect, dial_partners};
 pub(crate) use links::{Links, StorePeers, Traffic};
-pub(crate) use map_store_client::MapStoreClient;
-pub(crate) use peer_detector::{MIN_AGE_MS, PeerDetector};
+pub(crate) use peer_detector::MIN_AGE_MS;
 pub(crate) use proposals::{Proposals, submit_proposals};
 pub(crate) use service::PeerEndpoint;
 
+use crate::setup::Setup;
 use crate::shared::Shared;
 use engram_cluster::{Entry, PartitionMap};
 use engram_memory::Ordinal;
+use map_store_client::MapStoreClient;
+use parking_lot::{Mutex, MutexGuard};
+use peer_detector::PeerDetector;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::task::JoinSet;
+
+/// What this worker has to do with the others directly.
+pub(crate) struct Peers {
+    links: Arc<Links>,
+    proposals: Arc<Proposals>,
+    map_store: Option<MapStoreClient>,
+    detector: Mutex<PeerDetector>,
+}
+
+impl Peers {
+    pub(crate) fn new(setup: &Setup, links: Arc<Links>, proposals: Arc<Proposals>) -> Self {
+        let detector = Mutex::new(PeerDetector::new(setup.clock.elapsed_ms()));
+        Self { links, proposals, map_store: MapStoreClient::of(&setup.options), detector }
+    }
+
+    /// Open streams to the stores of other workers.
+    pub(crate) fn links(&self) -> &Links {
+        &self.links
+    }
+
+    /// Map changes proposed by the replicas here.
+    pub(crate) fn proposals(&self) -> &Proposals {
+        &self.proposals
+    }
+
+    /// Direct client of the map store, if this worker can reach it.
+    const fn map_store(&self) -> Option<&MapStoreClient> {
+        self.map_store.as_ref()
+    }
+
+    /// Returns the failure detector of partners.
+    pub(crate) fn detector(&self) -> MutexGuard<'_, PeerDetector> {
+        self.detector.lock()
+    }
+}
 
 /// Returns the workers that share a partition with `me`, in any role.
 pub(crate) fn partners(map: &PartitionMap, me: Ordinal) -> BTreeSet<Ordinal> {
@@ -59,7 +97,7 @@ async fn each_partner<F>(shared: &Arc<Shared>, maintain: impl Fn(Arc<Shared>, Or
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let mut view = shared.view.subscribe();
+    let mut view = shared.membership.subscribe();
     let (mut dialled, mut tasks) = (BTreeSet::new(), JoinSet::new());
     view.mark_changed();
     while view.changed().await.is_ok() {

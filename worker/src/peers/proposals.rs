@@ -74,27 +74,27 @@ pub(crate) async fn submit_proposals(shared: Arc<Shared>) {
     let mut failing_since: Option<Instant> = None;
     let mut failure = None;
     loop {
-        shared.proposals.added.notified().await;
+        shared.peers.proposals().added.notified().await;
         sleep(BATCH_DELAY).await;
-        let proposals = shared.proposals.take();
+        let proposals = shared.peers.proposals().take();
         if proposals.is_empty() {
             continue;
         }
         let sent_at = Instant::now();
         update(&shared, &mut coordinators);
         // If no coordinator was heard for a full deadline, waits only briefly: a partition has no primary.
-        let silence = Duration::from_millis(shared.coordinators.silence_ms());
+        let silence = Duration::from_millis(shared.membership.coordinators().silence_ms());
         let call_timeout = if silence >= DEADLINE { HEDGE_DELAY } else { Duration::MAX };
         if timeout(call_timeout, propose(&shared, &mut coordinators, &proposals)).await.unwrap_or(false) {
             failing_since = None;
             continue;
         }
         let failing_for = failing_since.get_or_insert(sent_at).elapsed().max(silence);
-        match shared.map_store.as_ref().filter(|_| failing_for >= WRITE_AFTER_SILENCE) {
+        match shared.peers.map_store().filter(|_| failing_for >= WRITE_AFTER_SILENCE) {
             Some(map_store) => write(&shared, map_store, proposals, &mut failure).await,
             None => {
-                shared.proposals.put_back(proposals);
-                shared.proposals.added.notify_one();
+                shared.peers.proposals().put_back(proposals);
+                shared.peers.proposals().added.notify_one();
             }
         }
         sleep(RETRY_INTERVAL).await;
@@ -157,11 +157,11 @@ impl Coordinator {
 
 /// Removes coordinators that are gone, and adds new ones.
 fn update(shared: &Shared, coordinators: &mut Vec<Coordinator>) {
-    let now = shared.coordinator_addresses.current();
+    let now = shared.membership.coordinators().addresses().current();
     coordinators.retain(|existing| now.contains(&existing.address));
     for address in now {
         if coordinators.iter().all(|existing| existing.address != address) {
-            coordinators.push(Coordinator::new(&address, &shared.to_coordinators()));
+            coordinators.push(Coordinator::new(&address, &shared.setup.to_coordinators()));
         }
     }
 }
@@ -169,8 +169,8 @@ fn update(shared: &Shared, coordinators: &mut Vec<Coordinator>) {
 /// Submits proposals to the coordinators, starting with the one that accepted last; returns whether one accepted.
 async fn propose(shared: &Shared, coordinators: &mut [Coordinator], proposals: &[Proposal]) -> bool {
     let request = v1::ProposeMapChangesRequest {
-        cluster: identity(shared.options.cluster.0),
-        member: Some(wire::member_id_to_proto(&shared.member)),
+        cluster: identity(shared.setup.options.cluster.0),
+        member: Some(wire::member_id_to_proto(&shared.setup.member)),
         proposals: proposals.iter().map(encode).collect(),
     };
     let calls: Vec<_> = coordinators.iter().map(|coordinator| coordinator.clone().accepts(request.clone())).collect();
@@ -225,7 +225,7 @@ async fn write(shared: &Shared, map_store: &MapStoreClient, proposals: Vec<Propo
                 proposals = count,
                 "no coordinator responds; wrote the partition map directly"
             );
-            shared.read_map(map);
+            shared.membership.read_map(map);
             *failure = None;
         }
         Ok(None) => {}

@@ -26,14 +26,12 @@ impl PeerService for PeerEndpoint {
         let shared = Arc::clone(&self.shared);
         let (_, extensions, mut frames) = request.into_parts();
         let first_message = first_message(frames.message()).await?;
-        let member = shared.hello.check_caller(first_message.as_ref().and_then(|frame| frame.hello.as_ref()))?;
+        let member = shared.setup.hello.check_caller(first_message.as_ref().and_then(|frame| frame.hello.as_ref()))?;
         check_sender(&shared, &extensions, member.ordinal)?;
-        let outbox = shared.links.outbox(shared.hello.hello());
+        let outbox = shared.peers.links().outbox(shared.setup.hello.hello());
         let answer = outbox.frames().map(Ok).boxed();
-        let link = shared.links.install(member, outbox).map_err(|newest| super::hello::HelloError::Superseded {
-            caller: member.ordinal,
-            actual: member.incarnation,
-            newest,
+        let link = shared.peers.links().install(member, outbox).map_err(|newest| {
+            super::hello::HelloError::Superseded { caller: member.ordinal, actual: member.incarnation, newest }
         })?;
         tokio::spawn(async move {
             let reason = link::read(&shared, &link, frames).await;
@@ -50,7 +48,7 @@ impl PeerService for PeerEndpoint {
         let (_, extensions, mut heartbeats) = request.into_parts();
         let first_message = first_message(heartbeats.message()).await?;
         let member =
-            shared.hello.check_caller(first_message.as_ref().and_then(|heartbeat| heartbeat.hello.as_ref()))?;
+            shared.setup.hello.check_caller(first_message.as_ref().and_then(|heartbeat| heartbeat.hello.as_ref()))?;
         check_sender(&shared, &extensions, member.ordinal)?;
         super::heartbeats::accept(shared, member, first_message, heartbeats)
     }
@@ -62,7 +60,7 @@ fn check_sender(shared: &Shared, extensions: &Extensions, claimed: Ordinal) -> R
     if caller.is_worker(claimed.0) {
         return Ok(());
     }
-    shared.count_refusal(Reason::Sender);
+    shared.setup.count_refusal(Reason::Sender);
     Err(Status::permission_denied(format!("the hello names worker {claimed}, the certificate {caller}")))
 }
 

@@ -5,9 +5,9 @@
 
 use super::identity::Identity;
 use super::socket;
-use crate::exit;
+use crate::lifecycle::exit;
+use crate::lifecycle::supervise::{POLL_INTERVAL, member, report_death};
 use crate::options::Options;
-use crate::supervise::{POLL_INTERVAL, member, report_death};
 use anyhow::{Context as _, Result};
 use engram_client::Network;
 use engram_identity::{ExpectedPeer, Role};

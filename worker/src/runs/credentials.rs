@@ -12,31 +12,31 @@ use tokio::sync::watch;
 
 /// Returns whether credentials are supplied: in a pod, if a Secret is named.
 fn are_supplied(shared: &Shared, secret: Option<&SecretRef>) -> bool {
-    shared.options.inputs.is_some() && secret.is_some()
+    shared.setup.options.inputs.is_some() && secret.is_some()
 }
 
 /// Stores the credentials of a run.
-pub(super) fn keep(shared: &Shared, run: RunId, credentials: v1::ObjectCredentials) {
+pub(in crate::runs) fn keep(shared: &Shared, run: RunId, credentials: v1::ObjectCredentials) {
     shared.runs.credentials.send_modify(|kept| drop(kept.insert(run, keys(credentials))));
 }
 
 /// Removes the credentials of a run that has ended.
-pub(super) fn forget(shared: &Shared, run: RunId) {
+pub(in crate::runs) fn forget(shared: &Shared, run: RunId) {
     shared.runs.credentials.send_modify(|kept| drop(kept.remove(&run)));
 }
 
 /// Removes the credentials of runs that moved to other workers, which request them again.
-pub(super) fn forget_elsewhere(shared: &Shared) {
+pub(in crate::runs) fn forget_elsewhere(shared: &Shared) {
     shared.runs.credentials.send_if_modified(|kept| {
         let before = kept.len();
-        kept.retain(|run, _| shared.engine.position(super::partition(shared, *run)).is_some());
+        kept.retain(|run, _| shared.engine.position(crate::runs::partition(shared, *run)).is_some());
         kept.len() < before
     });
 }
 
 /// Returns the credentials of a run's storage, if its specification names a Secret. Waits until they are supplied, which the status
 /// requests.
-pub(super) async fn wait(
+pub(in crate::runs) async fn wait(
     shared: &Shared,
     run: RunId,
     secret: Option<&SecretRef>,
@@ -70,7 +70,7 @@ impl Drop for CredentialsRequest<'_> {
     }
 }
 
-pub(super) fn keys(credentials: v1::ObjectCredentials) -> Keys {
+pub(in crate::runs) fn keys(credentials: v1::ObjectCredentials) -> Keys {
     let v1::ObjectCredentials { access_key_id, secret_access_key, session_token } = credentials;
     let token = Some(session_token).filter(|token| !token.is_empty());
     Keys { id: access_key_id, secret: secret_access_key, token }

@@ -3,7 +3,7 @@
 //! The whole file is downloaded before the first epoch, because the run is tied to its content (a driver that continues elsewhere
 //! downloads it again and compares), and because Parquet is read from its end. Memory holds one chunk at a time.
 
-use super::credentials;
+use crate::runs::credentials;
 use crate::shared::Shared;
 use engram_api::{Code, ObjectLocation, Problem};
 use engram_learn::run::{FetchError, Fetcher, Status};
@@ -21,10 +21,10 @@ use tokio::sync::watch;
 const PROGRESS: Duration = Duration::from_millis(250);
 
 /// Downloads the input of one run.
-pub(super) struct ObjectFetcher {
-    pub(super) shared: Arc<Shared>,
-    pub(super) run: RunId,
-    pub(super) location: ObjectLocation,
+pub(in crate::runs) struct ObjectFetcher {
+    pub(in crate::runs) shared: Arc<Shared>,
+    pub(in crate::runs) run: RunId,
+    pub(in crate::runs) location: ObjectLocation,
 }
 
 impl Fetcher for ObjectFetcher {
@@ -46,12 +46,12 @@ impl ObjectFetcher {
             endpoint: endpoint.clone(),
             region: region.clone(),
             credentials,
-            endpoint_owner: super::endpoint_owner(&self.shared),
+            endpoint_owner: crate::runs::endpoint_owner(&self.shared),
         };
         // A validated manifest names a file.
         let (location, name) = url.rsplit_once('/').unwrap_or((url, ""));
         let bucket = engram_snapshot::bucket(location, &options).map_err(|error| unusable(&error))?;
-        let folder = &self.shared.options.state_dir;
+        let folder = &self.shared.setup.options.state_dir;
         let write_error =
             |error: &dyn std::fmt::Display| unreadable(url, &format!("failed to write it to disk: {error}"));
         let (file, limit) = scratch_file(folder).map_err(|error| write_error(&error))?;

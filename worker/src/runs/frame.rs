@@ -1,6 +1,6 @@
 //! What the drivers of runs have in common: why they stop, how a run ends, how its record is written.
 
-use super::record::Recorder;
+use crate::runs::record::Recorder;
 use crate::shared::Shared;
 use engram_api::{Code, Problem};
 use engram_learn::run::{ClusterError, LogError, Order, Phase, RunLog as _, RunState, Status};
@@ -10,10 +10,10 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 
 /// Interval between attempts to write the record.
-pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+pub(in crate::runs) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Why a driver stops before its run is complete.
-pub(super) enum Interruption {
+pub(in crate::runs) enum Interruption {
     /// Another driver has the run.
     Superseded,
     Ordered(Order),
@@ -23,7 +23,7 @@ pub(super) enum Interruption {
     },
 }
 
-pub(super) fn failed(code: Code, message: impl Into<String>) -> Interruption {
+pub(in crate::runs) fn failed(code: Code, message: impl Into<String>) -> Interruption {
     Interruption::Failed { code: code.id().into(), message: message.into() }
 }
 
@@ -34,7 +34,7 @@ impl From<Problem> for Interruption {
 }
 
 /// Completes with an order that ends the driver.
-pub(super) async fn ordered(orders: &mut watch::Receiver<Order>) -> Order {
+pub(in crate::runs) async fn ordered(orders: &mut watch::Receiver<Order>) -> Order {
     let order = orders.wait_for(|order| *order != Order::Continue).await.ok().map(|order| *order);
     match order {
         Some(order) => order,
@@ -44,7 +44,7 @@ pub(super) async fn ordered(orders: &mut watch::Receiver<Order>) -> Order {
 }
 
 /// Waits for a future, or for an order that ends the driver.
-pub(super) async fn unless_ordered<T>(
+pub(in crate::runs) async fn unless_ordered<T>(
     orders: &watch::Receiver<Order>,
     future: impl Future<Output = T>,
 ) -> Result<T, Interruption> {
@@ -57,7 +57,7 @@ pub(super) async fn unless_ordered<T>(
 
 /// Sets the phase of a run whose driver stops. Returns what the run has found, if it is complete; `None` for a driver that another one replaced, which
 /// writes nothing.
-pub(super) fn conclude<T>(state: &mut RunState, result: Result<T, Interruption>) -> Option<Option<T>> {
+pub(in crate::runs) fn conclude<T>(state: &mut RunState, result: Result<T, Interruption>) -> Option<Option<T>> {
     let mut found = None;
     let (phase, code, message) = match result {
         Ok(it) => {
@@ -81,7 +81,7 @@ pub(super) fn conclude<T>(state: &mut RunState, result: Result<T, Interruption>)
 }
 
 /// Shows the state of a run whose driver stops.
-pub(super) fn show_end(status: &watch::Sender<Status>, state: &RunState) {
+pub(in crate::runs) fn show_end(status: &watch::Sender<Status>, state: &RunState) {
     status.send_modify(|status| {
         status.phase = state.reported_phase();
         (status.code, status.message) = (state.code.clone(), state.message.clone());
@@ -91,7 +91,7 @@ pub(super) fn show_end(status: &watch::Sender<Status>, state: &RunState) {
 }
 
 /// Writes the record of a run, with retries, and counts its version.
-pub(super) async fn write_record(
+pub(in crate::runs) async fn write_record(
     shared: &Arc<Shared>,
     (run, version): (RunId, &mut u64),
     state: &RunState,

@@ -1,6 +1,6 @@
 //! Identity of submissions: a name identifies one run at a time, and a submission with another uid replaces a run that has ended.
 
-use super::Runs;
+use crate::runs::Runs;
 use crate::shared::Shared;
 use engram_api::MANAGED_BY;
 use engram_learn::run::RunState;
@@ -13,7 +13,7 @@ const MAX_UID_BYTES: usize = 64;
 
 /// How a submission relates to the recorded run of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Relation {
+pub(in crate::runs) enum Relation {
     /// It is that run.
     Same,
     /// It is another run, and the recorded one has ended.
@@ -23,7 +23,7 @@ pub(super) enum Relation {
 }
 
 /// Returns how `submitted` relates to the run `recorded` under its name.
-pub(super) fn relation(recorded: &RunState, submitted: &RunState) -> Relation {
+pub(in crate::runs) fn relation(recorded: &RunState, submitted: &RunState) -> Relation {
     let is_of_operator = |state: &RunState| state.spec["managedBy"] == MANAGED_BY;
     // Recorded by a version in which runs had no uid.
     let has_lost_uid = recorded.uid.is_empty() && is_of_operator(recorded) && is_of_operator(submitted);
@@ -37,7 +37,7 @@ pub(super) fn relation(recorded: &RunState, submitted: &RunState) -> Relation {
 }
 
 /// Checks the uid of a submission.
-pub(super) fn check(uid: &str) -> Result<(), Problem> {
+pub(in crate::runs) fn check(uid: &str) -> Result<(), Problem> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if uid.len() <= MAX_UID_BYTES && uid.bytes().all(is_allowed) {
         return Ok(());
@@ -48,7 +48,11 @@ pub(super) fn check(uid: &str) -> Result<(), Problem> {
 
 impl Runs {
     /// Removes the record of an ended run that `submitted` replaces, unless another submission has done so.
-    pub(super) async fn make_room(shared: &Arc<Shared>, run: RunId, submitted: &RunState) -> Result<(), Problem> {
+    pub(in crate::runs) async fn make_room(
+        shared: &Arc<Shared>,
+        run: RunId,
+        submitted: &RunState,
+    ) -> Result<(), Problem> {
         let is_replaced = |recorded: &RunState| Ok(relation(recorded, submitted) == Relation::Replaces);
         if Self::remove_ended(shared, run, is_replaced).await? {
             tracing::info!(%run, name = submitted.name, uid = submitted.uid, "replacing an ended run");

@@ -2,7 +2,7 @@
 //!
 //! Supplied content is a record in the run's partition, available to every driver of the run. It is removed when the run ends.
 
-use super::record;
+use crate::runs::record;
 use crate::shared::Shared;
 use engram_api::{Code, ConfigMapKey, DataFile, Events, LearnerRunSpec, MAX_DATA_BYTES, ObjectLocation, Source};
 use engram_learn::source::{Origin, SourceOptions, read_data};
@@ -12,20 +12,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Maximum size of supplied content: that of a ConfigMap.
-pub(super) const MAX_BYTES: usize = 1 << 20;
+pub(in crate::runs) const MAX_BYTES: usize = 1 << 20;
 /// Prefix of such a record; records of runs are JSON.
 const CONTENT_PREFIX: &[u8] = b"input\n";
 /// Distinguishes the id of the content's record from that of the run.
 const INPUT_ID_MASK: u128 = 0x656e_6772_616d_2d69_6e70_7574;
 
 /// Returns whether a record is content rather than a run.
-pub(super) fn is_content(state: &[u8]) -> bool {
+pub(in crate::runs) fn is_content(state: &[u8]) -> bool {
     state.starts_with(CONTENT_PREFIX)
 }
 
 /// Returns why this worker cannot provide what the specification asks for; `None` if it can.
-pub(super) fn refusal(shared: &Shared, spec: &LearnerRunSpec) -> Option<String> {
-    let in_pod = shared.options.inputs.is_some();
+pub(in crate::runs) fn refusal(shared: &Shared, spec: &LearnerRunSpec) -> Option<String> {
+    let in_pod = shared.setup.options.inputs.is_some();
     if let Some(volume) = spec.snapshot.as_ref().and_then(|object| object.volume.as_ref()).filter(|_| !in_pod) {
         return Some(format!("spec.snapshot.volume is {volume}; allowed in clusters in Kubernetes only: here set url"));
     }
@@ -69,7 +69,7 @@ fn data_refusal(in_pod: bool, file: &DataFile) -> Option<String> {
 }
 
 /// Returns whether content must be supplied with the run.
-pub(super) fn is_supplied(spec: &LearnerRunSpec) -> bool {
+pub(in crate::runs) fn is_supplied(spec: &LearnerRunSpec) -> bool {
     if spec.data_file().is_some_and(|file| file.config_map.is_some()) {
         return true;
     }
@@ -78,7 +78,7 @@ pub(super) fn is_supplied(spec: &LearnerRunSpec) -> bool {
 }
 
 /// Returns the object that the run learns from.
-pub(super) fn object(spec: &LearnerRunSpec) -> Option<&ObjectLocation> {
+pub(in crate::runs) fn object(spec: &LearnerRunSpec) -> Option<&ObjectLocation> {
     match &spec.memory.as_ref()?.source {
         Source::Events(events) => events.s3.as_ref(),
         _ => None,
@@ -86,8 +86,8 @@ pub(super) fn object(spec: &LearnerRunSpec) -> Option<&ObjectLocation> {
 }
 
 /// Stores the content of a run that is about to be recorded in the partition of `run`.
-pub(super) async fn keep(shared: &Shared, run: RunId, identity: RunId, content: &[u8]) -> Result<(), Problem> {
-    let partition = super::partition(shared, run);
+pub(in crate::runs) async fn keep(shared: &Shared, run: RunId, identity: RunId, content: &[u8]) -> Result<(), Problem> {
+    let partition = crate::runs::partition(shared, run);
     // May be left from an interrupted attempt; it is not read before the run exists.
     let expected = record::load(shared, partition, record_id(identity)).await?.map_or(0, |entry| entry.version);
     let state = [CONTENT_PREFIX, content].concat();
@@ -95,8 +95,8 @@ pub(super) async fn keep(shared: &Shared, run: RunId, identity: RunId, content: 
 }
 
 /// Removes the content of a run that has ended.
-pub(super) async fn forget(shared: &Shared, run: RunId, identity: RunId) -> Result<(), Problem> {
-    let partition = super::partition(shared, run);
+pub(in crate::runs) async fn forget(shared: &Shared, run: RunId, identity: RunId) -> Result<(), Problem> {
+    let partition = crate::runs::partition(shared, run);
     match record::load(shared, partition, record_id(identity)).await? {
         Some(_) => write(shared, partition, Command::RunRemove { run: record_id(identity) }).await,
         None => Ok(()),
@@ -112,7 +112,7 @@ async fn write(shared: &Shared, partition: PartitionId, command: Command) -> Res
 }
 
 /// Returns the source of a run by its specification; without content that is supplied or downloaded.
-pub(super) fn source(source: &Source, inputs: Option<&Path>) -> SourceOptions {
+pub(in crate::runs) fn source(source: &Source, inputs: Option<&Path>) -> SourceOptions {
     let mut options = SourceOptions::from_manifest(source, Path::new("/"));
     if let (SourceOptions::Events(options), Source::Events(events)) = (&mut options, source) {
         match (&events.config_map, &events.input, inputs) {
@@ -130,7 +130,7 @@ pub(super) fn source(source: &Source, inputs: Option<&Path>) -> SourceOptions {
 }
 
 /// Fills supplied content into the source of its run.
-pub(super) async fn fill(
+pub(in crate::runs) async fn fill(
     shared: &Shared,
     (run, identity): (RunId, RunId),
     is_supplied: bool,
@@ -138,7 +138,7 @@ pub(super) async fn fill(
 ) -> Result<(), Problem> {
     let SourceOptions::Events(events) = source else { return Ok(()) };
     if is_supplied {
-        let entry = record::load(shared, super::partition(shared, run), record_id(identity)).await?;
+        let entry = record::load(shared, crate::runs::partition(shared, run), record_id(identity)).await?;
         let content = entry.as_ref().and_then(|entry| entry.state.strip_prefix(CONTENT_PREFIX)).unwrap_or_default();
         events.origin = Origin::Content(Arc::from(content));
     }
@@ -146,7 +146,7 @@ pub(super) async fn fill(
 }
 
 /// Why the data of a run cannot be provided.
-pub(super) enum DataError {
+pub(in crate::runs) enum DataError {
     /// A retry may succeed.
     Unavailable(Problem),
     /// The file cannot be read.
@@ -160,17 +160,17 @@ impl From<Problem> for DataError {
 }
 
 /// Returns the content of the data file of a run. A file is read once and kept with the run, so that every driver has the same.
-pub(super) async fn data(
+pub(in crate::runs) async fn data(
     shared: &Shared,
     (run, identity): (RunId, RunId),
     file: &DataFile,
 ) -> Result<Vec<u8>, DataError> {
-    let entry = record::load(shared, super::partition(shared, run), record_id(identity)).await?;
+    let entry = record::load(shared, crate::runs::partition(shared, run), record_id(identity)).await?;
     let kept = entry.as_ref().and_then(|entry| entry.state.strip_prefix(CONTENT_PREFIX)).unwrap_or_default();
     if !kept.is_empty() {
         return Ok(kept.to_vec());
     }
-    let (path, origin) = match (&file.path, &file.input, shared.options.inputs.as_deref()) {
+    let (path, origin) = match (&file.path, &file.input, shared.setup.options.inputs.as_deref()) {
         (Some(path), Some(input), Some(inputs)) => {
             let folder = inputs.join(input);
             (folder.join(path), Origin::Folder(folder))

@@ -4,59 +4,56 @@
 //! here; when a partition moves to another worker, so do its runs.
 
 mod credentials;
+mod driver_task;
 mod federated;
 mod fetch;
 mod frame;
 mod identity;
 mod input;
+pub(crate) mod local_files;
 pub(crate) mod record;
 mod removal;
 mod replay;
-mod replay_buffer;
-mod replay_figures;
-mod replay_group;
 mod service;
 mod snapshot;
 mod specification;
-mod task;
-mod task_gpus;
-mod task_run;
-mod turn;
-mod turn_queue;
+mod tasks;
+mod turns;
 
 pub(crate) use federated::{FederatedEndpoint, FederatedMetrics};
 pub(crate) use service::RunEndpoint;
 pub(crate) use snapshot::outgoing;
 
-use crate::panics;
+use crate::engine::device::Device;
+use crate::observability::panics;
+use crate::options::Options;
 use crate::shared::Shared;
+use driver_task::DriverTask;
 use engram_api::{Code, RunKind};
 use engram_learn::run::{ClientCluster, ClusterFacts, Conditions, Driver, Job, Order, Phase, RunState, Status};
 use engram_learn::source::SourceOptions;
+use engram_learn::task_run::ComputeDevice;
 use engram_memory::{Command, OnMissing, PartitionId, RunId, run::Entry};
 use engram_objects::EndpointOwner;
 use engram_objects::Keys;
-use engram_proto::v1::{Problem, ProblemKind};
+use engram_proto::v1::{self, Problem, ProblemKind};
 use engram_trace::Span;
 use futures::FutureExt as _;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use record::Recorder;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 
-/// Retry hint for runs of a partition that was just activated, in milliseconds.
+/// Retry hint for runs of a partition that was just activated, in milliseconds, and the pause after a failed read of an input: the partition may be
+/// another worker's, which does not announce that it can be read.
 const ACTIVATION_RETRY_MS: u64 = 50;
 /// Interval between attempts to record a failed run.
 const FAILURE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Longer messages of panics are shortened.
 const MAX_PANIC_CHARS: usize = 200;
-/// Interval between checks whether a stopped driver has ended.
-const DRIVER_POLL_INTERVAL: Duration = Duration::from_millis(10);
-
 /// Maximum number of runs remembered as recorded.
 const MAX_KNOWN_RUNS: usize = 65_536;
 
@@ -66,20 +63,24 @@ pub(crate) struct Runs {
     active: Mutex<BTreeMap<RunId, ActiveRun>>,
     /// Serializes replacements of ended runs.
     replacing: tokio::sync::Mutex<()>,
+    /// Notified when a driver ends.
+    driver_ended: watch::Sender<()>,
     /// Notified when a run releases the turn at this worker.
     released: tokio::sync::Notify,
     /// Serializes changes of the turn, and holds its queue.
-    pub(crate) turn: tokio::sync::Mutex<turn_queue::TurnQueue>,
+    pub(crate) turn: tokio::sync::Mutex<turns::queue::TurnQueue>,
     /// Runs known to be recorded. Locked during a query, so that unknown runs cause one at a time.
     recorded: tokio::sync::Mutex<BTreeSet<RunId>>,
     /// Permission to drive a run of tasks.
-    pub(crate) driver_slot: task_run::DriverSlot,
+    pub(crate) driver_slot: tasks::run::DriverSlot,
     /// Permission to execute a task of a run.
-    pub(crate) task_slot: task::TaskSlot,
+    pub(crate) task_slot: tasks::TaskSlot,
     /// GPUs of tasks.
-    task_gpus: task_gpus::TaskGpus,
+    task_gpus: tasks::gpus::TaskGpus,
     /// Drivers of Federated runs, which answer the clients.
     federated: federated::Drivers,
+    /// Quality of the whole cluster, as the driver of an epoch announced it last.
+    pub(crate) broadcast: RwLock<Option<v1::BroadcastQualityRequest>>,
     /// Credentials of the storages of runs, if supplied.
     credentials: watch::Sender<BTreeMap<RunId, Keys>>,
 }
@@ -89,7 +90,7 @@ struct ActiveRun {
     name: String,
     status: watch::Receiver<Status>,
     orders: watch::Sender<Order>,
-    driver: AbortHandle,
+    driver: DriverTask,
 }
 
 /// Status of a run as the worker reports it.
@@ -112,6 +113,11 @@ pub(crate) struct RunOverview {
 }
 
 impl Runs {
+    /// Returns the GPUs of tasks and trainings. The first call may block for seconds.
+    pub(crate) fn task_gpus(&self, options: &Options, device: &Device) -> &[ComputeDevice] {
+        self.task_gpus.opened_by(options, device)
+    }
+
     fn active(&self) -> MutexGuard<'_, BTreeMap<RunId, ActiveRun>> {
         self.active.lock()
     }
@@ -123,7 +129,7 @@ impl Runs {
         if recorded.contains(&run) {
             return Ok(());
         }
-        let runs = shared.peers.list_runs().await.map_err(|error| crate::read::client_problem(&error))?;
+        let runs = shared.client.list_runs().await.map_err(|error| crate::service::read::client_problem(&error))?;
         let ids = runs.iter().filter_map(|status| engram_proto::answers::run_id(&status.run).ok());
         *recorded = ids.take(MAX_KNOWN_RUNS).collect();
         if recorded.contains(&run) {
@@ -153,14 +159,14 @@ impl Runs {
                     let (shared, identity) = (Arc::clone(shared), state.identity(run));
                     tokio::spawn(async move {
                         // Failures are repaired by the next holder.
-                        let _ = shared.peers.release_turn(identity).await;
+                        let _ = shared.client.release_turn(identity).await;
                         let _ = input::forget(&shared, run, identity).await;
                     });
                 }
                 Ok(state) if state.reported_phase() == Phase::Suspended => {
                     // The status of an ended driver is older than the record.
                     shared.runs.active().retain(|other, active| *other != run || !active.driver.is_finished());
-                    let (peers, identity) = (shared.peers.clone(), state.identity(run));
+                    let (peers, identity) = (shared.client.clone(), state.identity(run));
                     tokio::spawn(async move { peers.release_turn(identity).await });
                 }
                 Ok(state) => Self::drive(shared, run, state, entry.version),
@@ -198,16 +204,14 @@ impl Runs {
         if let (RunKind::Snapshot, Some(location)) = (spec.kind, &spec.snapshot) {
             let location = location.clone();
             let driver = snapshot::Driver { shared, run, state, version, location, status, orders: received_orders };
-            let driver =
-                tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
+            let driver = spawn_driver(&Arc::clone(&driver.shared), (run, identity), driver.run());
             active.insert(run, ActiveRun { name, status: updates, orders, driver });
             return;
         }
         if let (RunKind::Replay, Some(replay)) = (spec.kind, &spec.replay) {
             let replay = replay.clone();
             let driver = replay::ReplayDriver { shared, run, state, version, replay, status, orders: received_orders };
-            let driver =
-                tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
+            let driver = spawn_driver(&Arc::clone(&driver.shared), (run, identity), driver.run());
             active.insert(run, ActiveRun { name, status: updates, orders, driver });
             return;
         }
@@ -215,15 +219,13 @@ impl Runs {
             let federated = federated.clone();
             let driver =
                 federated::FederatedDriver { shared, run, state, version, federated, status, orders: received_orders };
-            let driver =
-                tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
+            let driver = spawn_driver(&Arc::clone(&driver.shared), (run, identity), driver.run());
             active.insert(run, ActiveRun { name, status: updates, orders, driver });
             return;
         }
         if spec.kind.has_tasks() {
-            let driver = task_run::Driver { shared, run, state, version, spec, status, orders: received_orders };
-            let driver =
-                tokio::spawn(guarded(Arc::clone(&driver.shared), (run, identity), driver.run())).abort_handle();
+            let driver = tasks::run::Driver { shared, run, state, version, spec, status, orders: received_orders };
+            let driver = spawn_driver(&Arc::clone(&driver.shared), (run, identity), driver.run());
             active.insert(run, ActiveRun { name, status: updates, orders, driver });
             return;
         }
@@ -235,15 +237,14 @@ impl Runs {
                 return;
             }
         };
-        let guard = Arc::clone(&shared);
-        let driver = tokio::spawn(guarded(guard, (run, identity), async move {
+        let driver = spawn_driver(&Arc::clone(&shared), (run, identity), async move {
             // The driver would fail the run without its input, so it ends and is started again.
             if let Err(problem) = input::fill(&shared, (run, identity), is_supplied, &mut job.source).await {
                 tracing::warn!(%run, problem = problem.message, "failed to read run input; retrying");
                 tokio::time::sleep(Duration::from_millis(ACTIVATION_RETRY_MS)).await;
                 return;
             }
-            let cluster = ClientCluster::new(shared.peers.clone(), facts(&shared));
+            let cluster = ClientCluster::new(shared.client.clone(), facts(&shared));
             let recorder = Recorder { shared: Arc::clone(&shared) };
             let overview = status.subscribe();
             let mut driver = Driver::new(run, job, (state, version), cluster, recorder, status, received_orders);
@@ -259,8 +260,7 @@ impl Runs {
                     let _ = input::forget(&shared, run, identity).await;
                 }
             }
-        }));
-        let driver = driver.abort_handle();
+        });
         active.insert(run, ActiveRun { name, status: updates, orders, driver });
     }
 
@@ -284,18 +284,28 @@ impl Runs {
         true
     }
 
-    /// Returns whether a run has a driver here that has not ended.
-    fn is_driven(&self, run: RunId) -> bool {
-        self.active().get(&run).is_some_and(|active| !active.driver.is_finished())
+    /// Returns a receiver that is notified when a driver ends.
+    pub(crate) fn driver_ends(&self) -> watch::Receiver<()> {
+        self.driver_ended.subscribe()
+    }
+
+    /// Waits until a run has no driver here.
+    async fn wait_for_driver(&self, run: RunId) {
+        let running = || {
+            let active = self.active();
+            active.get(&run).filter(|active| !active.driver.is_finished()).map(|active| active.driver.running())
+        };
+        while let Some(mut running) = running() {
+            // An error means that the driver has ended.
+            let _ = running.wait_for(|running| !running).await;
+        }
     }
 
     /// Starts a driver for a suspended run, once the previous one has ended.
     pub(crate) fn resume(shared: &Arc<Shared>, run: RunId, state: RunState, version: u64) {
         let shared = Arc::clone(shared);
         tokio::spawn(async move {
-            while shared.runs.is_driven(run) {
-                tokio::time::sleep(DRIVER_POLL_INTERVAL).await;
-            }
+            shared.runs.wait_for_driver(run).await;
             if shared.engine.position(partition(&shared, run)).is_some() {
                 Self::drive(&shared, run, state, version);
             }
@@ -336,6 +346,14 @@ impl Runs {
     }
 }
 
+fn spawn_driver(
+    shared: &Arc<Shared>,
+    ids: (RunId, RunId),
+    driver: impl Future<Output = ()> + Send + 'static,
+) -> DriverTask {
+    DriverTask::spawn(shared.runs.driver_ended.clone(), guarded(Arc::clone(shared), ids, driver))
+}
+
 /// Runs a driver. One that panics would panic again, so its run fails.
 async fn guarded(shared: Arc<Shared>, (run, identity): (RunId, RunId), driver: impl Future<Output = ()>) {
     let mut span = Span::agreed(engram_wire::run_trace(run), None, "run");
@@ -350,7 +368,7 @@ async fn guarded(shared: Arc<Shared>, (run, identity): (RunId, RunId), driver: i
         tokio::time::sleep(FAILURE_RETRY_INTERVAL).await;
     }
     credentials::forget(&shared, run);
-    let _ = shared.peers.release_turn(identity).await;
+    let _ = shared.client.release_turn(identity).await;
     let _ = input::forget(&shared, run, identity).await;
     shared.runs.active().remove(&run);
 }
@@ -403,9 +421,9 @@ fn first_status(state: &RunState) -> Status {
 }
 
 fn facts(shared: &Shared) -> ClusterFacts {
-    let spec = &shared.options.spec;
+    let spec = &shared.setup.options.spec;
     ClusterFacts {
-        name: shared.options.cluster_name.clone(),
+        name: shared.setup.options.cluster_name.clone(),
         workers: spec.workers,
         partitions: shared.partitions(),
         rate: spec.learning.rate,
@@ -416,14 +434,14 @@ fn facts(shared: &Shared) -> ClusterFacts {
 /// Parses the specification of a run and fills in cluster defaults.
 fn spec(shared: &Shared, state: &RunState) -> Result<engram_api::LearnerRunSpec, serde_json::Error> {
     let spec: engram_api::LearnerRunSpec = serde_json::from_value(state.spec.clone())?;
-    Ok(spec.effective(Some(&shared.options.spec)))
+    Ok(spec.effective(Some(&shared.setup.options.spec)))
 }
 
 /// Returns the source of a run's epochs, without supplied content. Its paths are absolute, because the client made them so.
 pub(crate) fn source(shared: &Shared, state: &RunState) -> Result<SourceOptions, serde_json::Error> {
     use serde::de::Error as _;
     let memory = spec(shared, state)?.memory.ok_or_else(|| serde_json::Error::missing_field("memory"))?;
-    Ok(input::source(&memory.source, shared.options.inputs.as_deref()))
+    Ok(input::source(&memory.source, shared.setup.options.inputs.as_deref()))
 }
 
 /// Returns the job of a driver, and whether its source is supplied content.
@@ -431,12 +449,12 @@ fn job(shared: &Shared, spec: engram_api::LearnerRunSpec) -> Result<(Job, bool),
     use serde::de::Error as _;
     let is_supplied = input::is_supplied(&spec);
     let memory = spec.memory.ok_or_else(|| serde_json::Error::missing_field("memory"))?;
-    let source = input::source(&memory.source, shared.options.inputs.as_deref());
+    let source = input::source(&memory.source, shared.setup.options.inputs.as_deref());
     let report = &memory.report;
     let predictable = source.is_predictable();
     let job = Job {
         epochs: memory.epochs,
-        decay: memory.decay.unwrap_or(shared.options.spec.learning.decay),
+        decay: memory.decay.unwrap_or(shared.setup.options.spec.learning.decay),
         on_missing: match memory.on_missing {
             engram_api::OnMissing::Create => OnMissing::Create,
             engram_api::OnMissing::Report => OnMissing::Report,
@@ -456,7 +474,7 @@ fn job(shared: &Shared, spec: engram_api::LearnerRunSpec) -> Result<(Job, bool),
 
 /// Returns who chose the endpoint in a run's specification: a client.
 pub(crate) fn endpoint_owner(shared: &Shared) -> EndpointOwner {
-    EndpointOwner::Client { allowed: shared.options.spec.storage_endpoints.clone() }
+    EndpointOwner::Client { allowed: shared.setup.options.spec.storage_endpoints.clone() }
 }
 
 /// Returns the partition of a run.
@@ -465,7 +483,7 @@ pub(crate) fn partition(shared: &Shared, run: RunId) -> PartitionId {
 }
 
 /// Converts a phase to the wire format.
-pub(crate) const fn phase_to_wire(phase: Phase) -> engram_proto::v1::RunPhase {
+pub(crate) const fn phase_to_wire(phase: Phase) -> v1::RunPhase {
     use engram_proto::v1::RunPhase;
     match phase {
         Phase::Queued => RunPhase::Queued,

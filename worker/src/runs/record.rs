@@ -9,16 +9,16 @@ use engram_proto::v1::{Problem, ProblemKind};
 use std::sync::Arc;
 
 /// Pseudo run id of the turn's record; ids of runs are hashes.
-pub(super) const TURN: RunId = RunId(0);
+pub(in crate::runs) const TURN: RunId = RunId(0);
 
 /// Writes and reads records of runs.
-pub(super) struct Recorder {
-    pub(super) shared: Arc<Shared>,
+pub(in crate::runs) struct Recorder {
+    pub(in crate::runs) shared: Arc<Shared>,
 }
 
 /// Returns every run recorded in the partitions that are served here and readable now, without its rows, and whether all served partitions were
 /// readable: a partition that was just activated may not have applied its log yet.
-pub(super) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), Problem> {
+pub(in crate::runs) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), Problem> {
     let mut readable = shared.served();
     let served = readable.len();
     loop {
@@ -27,7 +27,7 @@ pub(super) async fn all(shared: &Shared) -> Result<(Vec<(RunId, Entry)>, bool), 
             let ledgers = partitions_to_read.into_iter().filter_map(|partition| partitions.ledger(partition));
             let runs = ledgers.flat_map(|ledger| ledger.runs.iter());
             let is_run = |state: &[u8]| {
-                !super::input::is_content(state) && !super::federated::is_content(state) && !is_group(state)
+                !crate::runs::input::is_content(state) && !crate::runs::federated::is_content(state) && !is_group(state)
             };
             runs.filter(|(run, entry)| *run != TURN && is_run(&entry.state))
                 .map(|(run, entry)| (run, entry.without_rows()))
@@ -67,12 +67,12 @@ pub(crate) async fn write(
 
 impl RunLog for Recorder {
     async fn load(&self, run: RunId) -> Result<Option<Entry>, LogError> {
-        let partition = super::partition(&self.shared, run);
+        let partition = crate::runs::partition(&self.shared, run);
         load(&self.shared, partition, run).await.map_err(problem)
     }
 
     async fn record(&self, run: RunId, expected: u64, state: Vec<u8>, row: Option<Vec<u8>>) -> Result<(), LogError> {
-        let partition = super::partition(&self.shared, run);
+        let partition = crate::runs::partition(&self.shared, run);
         let command = Command::RunRecord { run, expected, state, row };
         match write(&self.shared, partition, command).await.map_err(problem)? {
             Ok(()) => Ok(()),

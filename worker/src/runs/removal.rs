@@ -1,6 +1,6 @@
 //! Removal of runs that have ended: by command, when another run takes their name, and beyond the number that the cluster keeps.
 
-use super::{DRIVER_POLL_INTERVAL, Runs, credentials, federated, input, record, turn};
+use crate::runs::{Runs, credentials, federated, input, record, turns};
 use crate::shared::Shared;
 use engram_learn::run::RunState;
 use engram_memory::{Command, Record, RunId};
@@ -15,13 +15,13 @@ const HISTORY_CHECK_INTERVAL: Duration = Duration::from_secs(600);
 
 impl Runs {
     /// Removes the record of a run that has ended, if `is_removed` accepts it. Returns whether it was removed.
-    pub(super) async fn remove_ended(
+    pub(in crate::runs) async fn remove_ended(
         shared: &Arc<Shared>,
         run: RunId,
         is_removed: impl Fn(&RunState) -> Result<bool, Problem>,
     ) -> Result<bool, Problem> {
         let _replacing = shared.runs.replacing.lock().await;
-        let partition = super::partition(shared, run);
+        let partition = crate::runs::partition(shared, run);
         let Some(entry) = record::load(shared, partition, run).await? else { return Ok(false) };
         // A record that cannot be read has no driver, and nothing else can remove it.
         let recorded = RunState::of(&entry).ok();
@@ -39,7 +39,7 @@ impl Runs {
         shared.runs.recorded.lock().await.remove(&identity);
         // In an earlier version the identity was the id of the record, and the next run of this name may have it.
         if identity != run {
-            let peers = shared.peers.clone();
+            let peers = shared.client.clone();
             tokio::spawn(async move {
                 // Entries that are left are evicted when a partition has too many.
                 if let Err(error) = peers.forget_run(identity).await {
@@ -51,18 +51,14 @@ impl Runs {
     }
 
     /// Waits until a run that has ended has no driver.
-    pub(super) async fn await_driver(shared: &Shared, run: RunId) -> Result<(), Problem> {
-        let ended = async {
-            while shared.runs.is_driven(run) {
-                tokio::time::sleep(DRIVER_POLL_INTERVAL).await;
-            }
-        };
+    pub(in crate::runs) async fn await_driver(shared: &Shared, run: RunId) -> Result<(), Problem> {
+        let ended = shared.runs.wait_for_driver(run);
         let is_late = |_| Problem::of(ProblemKind::Unavailable, "the driver of the ended run has not stopped yet");
         tokio::time::timeout(DRIVER_DEADLINE, ended).await.map_err(is_late)
     }
 
     /// Removes the epochs of a removed run from the partitions served here.
-    pub(super) async fn forget_epochs(shared: &Shared, run: RunId) -> Result<(), Problem> {
+    pub(in crate::runs) async fn forget_epochs(shared: &Shared, run: RunId) -> Result<(), Problem> {
         let forget = |partition| (partition, Record::bare(Command::RunRemove { run }));
         // Refused by each partition, since none has the record.
         shared.engine.write(shared.served().into_iter().map(forget).collect()).await.map(drop)
@@ -71,16 +67,16 @@ impl Runs {
     /// Removes the runs that ended first while more than `spec.maintenance.runHistoryLimit` are kept. The primary of the turn's
     /// partition does it for the cluster.
     pub(crate) async fn limit_history(shared: Arc<Shared>) {
-        let limit = shared.options.spec.maintenance.run_history_limit as usize;
+        let limit = shared.setup.options.spec.maintenance.run_history_limit as usize;
         loop {
             // A run that ends releases the turn.
             let _ = tokio::time::timeout(HISTORY_CHECK_INTERVAL, shared.runs.released.notified()).await;
-            if shared.engine.position(turn::TURN_PARTITION).is_none() {
+            if shared.engine.position(turns::TURN_PARTITION).is_none() {
                 continue;
             }
-            let Ok(runs) = shared.peers.list_runs().await else { continue };
+            let Ok(runs) = shared.client.list_runs().await else { continue };
             for run in surplus(runs, limit) {
-                match shared.peers.remove_run(&run.name, &run.uid).await {
+                match shared.client.remove_run(&run.name, &run.uid).await {
                     Ok(_) => tracing::info!(name = run.name, limit, "removed the record of an ended run"),
                     Err(error) => tracing::warn!(name = run.name, %error, "failed to remove an ended run; retrying"),
                 }

@@ -5,8 +5,8 @@
 //! text is recorded *before* it is written: from then on every driver writes exactly that text, so the final manifest names files
 //! that are complete and no longer change.
 
-use super::frame::{Interruption, conclude, show_end, unless_ordered, write_record};
 use crate::runs::credentials;
+use crate::runs::frame::{Interruption, conclude, show_end, unless_ordered, write_record};
 use crate::shared::Shared;
 use engram_api::{Code, Problem, SnapshotLocation};
 use engram_learn::run::{Order, Phase, RunState, SnapshotResult, SnapshotState, Status};
@@ -26,14 +26,14 @@ const MAX_CONCURRENT: usize = 4;
 const PARTITION_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Driver of one snapshot run.
-pub(super) struct Driver {
-    pub(super) shared: Arc<Shared>,
-    pub(super) run: RunId,
-    pub(super) state: RunState,
-    pub(super) version: u64,
-    pub(super) location: SnapshotLocation,
-    pub(super) status: watch::Sender<Status>,
-    pub(super) orders: watch::Receiver<Order>,
+pub(in crate::runs) struct Driver {
+    pub(in crate::runs) shared: Arc<Shared>,
+    pub(in crate::runs) run: RunId,
+    pub(in crate::runs) state: RunState,
+    pub(in crate::runs) version: u64,
+    pub(in crate::runs) location: SnapshotLocation,
+    pub(in crate::runs) status: watch::Sender<Status>,
+    pub(in crate::runs) orders: watch::Receiver<Order>,
 }
 
 impl From<anyhow::Error> for Interruption {
@@ -47,7 +47,7 @@ impl From<anyhow::Error> for Interruption {
 
 impl Driver {
     /// Drives the run to its end, however long the cluster takes. If dropped at any await, another driver can continue.
-    pub(super) async fn run(mut self) {
+    pub(in crate::runs) async fn run(mut self) {
         let started = (Instant::now(), self.state.elapsed_ms);
         let mut span = Span::root("snapshot");
         span.set("engram.run.name", self.state.name.clone());
@@ -79,9 +79,9 @@ impl Driver {
             endpoint: self.location.endpoint.clone(),
             region: self.location.region.clone(),
             credentials,
-            endpoint_owner: super::endpoint_owner(&self.shared),
+            endpoint_owner: crate::runs::endpoint_owner(&self.shared),
         };
-        let location = Location::resolve(&url, &options, self.shared.options.snapshots.as_deref()).await?;
+        let location = Location::resolve(&url, &options, self.shared.setup.options.snapshots.as_deref()).await?;
         let manifest_text = match self.state.snapshot.as_mut().and_then(|snapshot| snapshot.manifest.clone()) {
             Some(manifest_text) => manifest_text,
             None => self.upload_attempt(&location, &url, keys).await?,
@@ -142,7 +142,7 @@ impl Driver {
     }
 
     async fn upload_all(&mut self, url: &str, folder: &str, keys: Option<Keys>) -> Result<Manifest, Interruption> {
-        let options = &self.shared.options;
+        let options = &self.shared.setup.options;
         let source = SourceCluster { cluster: options.cluster, name: &options.cluster_name, spec: &options.spec };
         let mut manifest = Manifest::new(url.rsplit('/').next().unwrap_or_default(), source)?;
         let location = v1::ObjectLocation {
@@ -155,7 +155,7 @@ impl Driver {
                 session_token: keys.token.unwrap_or_default(),
             }),
         };
-        let peers = self.shared.peers.clone();
+        let peers = self.shared.client.clone();
         let put = |partition: u32| {
             let (peers, location) = (peers.clone(), Some(location.clone()));
             async move { peers.put_partition(v1::PutPartitionRequest { partition, location }, PARTITION_DEADLINE).await }
@@ -186,7 +186,7 @@ impl Driver {
                 status.metrics.insert("bytes".into(), bytes);
             });
         }
-        let map = self.shared.view.borrow().map.clone();
+        let map = self.shared.membership.view().map.clone();
         let primaries = map.iter().flat_map(|map| &map.partitions).map(|entry| entry.primary);
         manifest.workers = primaries.collect::<std::collections::BTreeSet<_>>().len() as u32;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -227,7 +227,7 @@ fn already_taken(url: &str) -> Interruption {
 ///
 /// # Errors
 /// The store, the storage or the volume fails.
-pub(super) async fn put(shared: &Shared, message: v1::PutPartitionRequest) -> anyhow::Result<Option<Entry>> {
+pub(in crate::runs) async fn put(shared: &Shared, message: v1::PutPartitionRequest) -> anyhow::Result<Option<Entry>> {
     use anyhow::Context as _;
     let location = message.location.unwrap_or_default();
     let non_empty = |text: String| Some(text).filter(|text| !text.is_empty());
@@ -236,10 +236,10 @@ pub(super) async fn put(shared: &Shared, message: v1::PutPartitionRequest) -> an
         endpoint: non_empty(location.endpoint),
         region: non_empty(location.region),
         credentials,
-        endpoint_owner: super::endpoint_owner(shared),
+        endpoint_owner: crate::runs::endpoint_owner(shared),
     };
-    let location = Location::resolve(&location.url, &options, shared.options.snapshots.as_deref()).await?;
-    let outgoing = outgoing(&shared.options.state_dir);
+    let location = Location::resolve(&location.url, &options, shared.setup.options.snapshots.as_deref()).await?;
+    let outgoing = outgoing(&shared.setup.options.state_dir);
     std::fs::create_dir_all(&outgoing).with_context(|| format!("failed to create {}", outgoing.display()))?;
     let folder = tempfile::Builder::new().prefix("partition-").tempdir_in(&outgoing);
     let folder = folder.context("failed to create a folder for a partition")?;

@@ -4,7 +4,11 @@ use engram_learn::run::comparable_spec;
 use engram_proto::v1::{Problem, ProblemKind};
 
 /// Checks that a run of this name is the run that is submitted again.
-pub(super) fn check_same(name: &str, recorded: &serde_json::Value, spec: &serde_json::Value) -> Result<(), Problem> {
+pub(in crate::runs) fn check_same(
+    name: &str,
+    recorded: &serde_json::Value,
+    spec: &serde_json::Value,
+) -> Result<(), Problem> {
     match difference("spec", &comparable_spec(recorded), &comparable_spec(spec)) {
         None => Ok(()),
         Some(field) => {

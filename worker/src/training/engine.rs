@@ -3,19 +3,21 @@
 //! It executes what the member's state machine decides, one piece of work after another, and reports events. It never decides whether a
 //! step counts.
 
-use super::checkpoints::Checkpoints;
-use super::connections::Connector;
-use super::files::{CheckpointFolder, ModelFiles};
-use super::host::Key;
-use super::meter::{Meter, Totals, count_priorities};
-use super::network::slowest_link;
-use super::priorities::PriorityUpdates;
-use super::reduce::{Connections, ReduceError};
-use super::remote::RemoteCheckpoints;
-use super::serve::Served;
-use super::source::{Source, StepData};
-use super::work::{EngineEvent, Work};
 use crate::shared::Shared;
+use crate::training::checkpoint::checkpoints::Checkpoints;
+use crate::training::checkpoint::files::{CheckpointFolder, ModelFiles};
+use crate::training::gpu::TrainingGpu;
+use crate::training::host::Key;
+use crate::training::metrics::wire_level;
+use crate::training::serving::serve::Served;
+use crate::training::step::meter::{Meter, Totals, count_priorities};
+use crate::training::step::priorities::PriorityUpdates;
+use crate::training::step::reduce::{Connections, ReduceError};
+use crate::training::step::source::{Source, StepData};
+use crate::training::step::work::{EngineEvent, Work};
+use crate::training::transport::connections::Connector;
+use crate::training::transport::network::slowest_link;
+use crate::training::transport::remote::RemoteCheckpoints;
 use engram_api::Code;
 use engram_collective::executor::Executor;
 use engram_collective::group::Position;
@@ -24,8 +26,9 @@ use engram_proto::v1;
 use engram_trace::Span;
 use engram_train::job::{Evaluation, Job, Rows};
 use engram_train::sharing::{Planner, Shares};
-use engram_train::{Checkpoint, Ensemble, EnsembleStep, Trainer, evaluate_all};
+use engram_train::{Checkpoint, Ensemble, EnsembleStep, StepTimes, SummationOrder, Trainer, evaluate_all};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Instant, SystemTime};
@@ -39,64 +42,77 @@ const DIGEST_CURSOR: &str = "digest";
 
 /// A rank of a generation of so many members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Part {
-    pub(super) generation: u64,
-    pub(super) rank: usize,
-    pub(super) members: usize,
+pub(in crate::training) struct Part {
+    pub(in crate::training) generation: u64,
+    pub(in crate::training) rank: usize,
+    pub(in crate::training) members: usize,
 }
 
 /// Gradient sums of a step, kept until it is finished.
-pub(super) struct Kept {
-    pub(super) local: EnsembleStep,
-    /// For which they were computed.
-    pub(super) part: Part,
-    pub(super) data: Arc<StepData>,
+pub(in crate::training) struct Kept {
+    /// `None` until they are computed during the reduction.
+    pub(in crate::training) local: Option<EnsembleStep>,
+    /// For which they are computed.
+    pub(in crate::training) part: Part,
+    /// Generation in which they count: that of the part, or a later one whose members all kept sums of that.
+    pub(in crate::training) counts_in: u64,
+    /// Its rows, and the order of additions.
+    pub(in crate::training) share: (Range<usize>, SummationOrder),
+    pub(in crate::training) data: Arc<StepData>,
     /// Time of the computation in nanoseconds.
-    pub(super) nanoseconds: u64,
+    pub(in crate::training) nanoseconds: u64,
 }
 
-pub(super) struct Engine {
-    pub(super) job: Arc<Job>,
-    pub(super) source: Source,
+/// State of the thread that computes. Each piece of work takes what it needs from all of it, and no other thread sees any, therefore more than a
+/// dozen fields.
+pub(in crate::training) struct Engine {
+    pub(in crate::training) job: Arc<Job>,
+    pub(in crate::training) source: Source,
     priorities: Option<PriorityUpdates>,
-    pub(super) trained: Ensemble,
-    pub(super) position: Position,
-    pub(super) kept: Option<Kept>,
-    pub(super) reduced: Option<(GradientSum, bool)>,
-    pub(super) connections: Option<Connections>,
-    pub(super) executor: Executor,
-    pub(super) connector: Connector,
+    pub(in crate::training) trained: Ensemble,
+    pub(in crate::training) position: Position,
+    pub(in crate::training) kept: Option<Kept>,
+    pub(in crate::training) reduced: Option<(GradientSum, bool)>,
+    pub(in crate::training) connections: Option<Connections>,
+    pub(in crate::training) executor: Executor,
+    pub(in crate::training) connector: Connector,
+    /// GPUs that this worker uses.
+    pub(in crate::training) gpus: Vec<usize>,
+    /// Computes gradients.
+    pub(in crate::training) gpu: TrainingGpu,
     /// Generation with its parts of a batch; those of others are equal.
-    pub(super) shares: Option<(u64, Shares)>,
+    pub(in crate::training) shares: Option<(u64, Shares)>,
     /// Parts from the next step on.
-    pub(super) planned: Option<Shares>,
+    pub(in crate::training) planned: Option<Shares>,
+    /// Times of all members that came with the reduced sum.
+    pub(in crate::training) times: Vec<StepTimes>,
     /// Plans the parts, on the first rank.
-    pub(super) planner: Option<Planner>,
-    pub(super) events: mpsc::Sender<EngineEvent>,
-    pub(super) meter: Meter,
+    pub(in crate::training) planner: Option<Planner>,
+    pub(in crate::training) events: mpsc::Sender<EngineEvent>,
+    pub(in crate::training) meter: Meter,
     checkpoints: Checkpoints,
     served: Arc<Served>,
-    pub(super) key: Key,
+    pub(in crate::training) key: Key,
     /// Step in progress with its span.
-    pub(super) span: (u64, Span),
+    pub(in crate::training) span: (u64, Span),
 }
 
 /// What an engine starts with.
-pub(super) struct Start {
-    pub(super) shared: Arc<Shared>,
-    pub(super) job: Arc<Job>,
+pub(in crate::training) struct Start {
+    pub(in crate::training) shared: Arc<Shared>,
+    pub(in crate::training) job: Arc<Job>,
     /// Run, and when it was submitted.
-    pub(super) key: Key,
+    pub(in crate::training) key: Key,
     /// Becomes true when the member ends.
-    pub(super) ending: watch::Receiver<bool>,
-    pub(super) connector: Connector,
-    pub(super) events: mpsc::Sender<EngineEvent>,
-    pub(super) folder: CheckpointFolder,
-    pub(super) remote: Option<RemoteCheckpoints>,
-    pub(super) checkpoint_every: u64,
-    pub(super) served: Arc<Served>,
+    pub(in crate::training) ending: watch::Receiver<bool>,
+    pub(in crate::training) connector: Connector,
+    pub(in crate::training) events: mpsc::Sender<EngineEvent>,
+    pub(in crate::training) folder: CheckpointFolder,
+    pub(in crate::training) remote: Option<RemoteCheckpoints>,
+    pub(in crate::training) checkpoint_every: u64,
+    pub(in crate::training) served: Arc<Served>,
     /// Weights of another run, of each of its models.
-    pub(super) warm_start: Option<Vec<Vec<u8>>>,
+    pub(in crate::training) warm_start: Option<Vec<Vec<u8>>>,
 }
 
 impl Engine {
@@ -104,7 +120,7 @@ impl Engine {
     ///
     /// # Errors
     /// The specification is not valid, or the warm start does not fit.
-    pub(super) fn new(start: Start) -> anyhow::Result<Self> {
+    pub(in crate::training) fn new(start: Start) -> anyhow::Result<Self> {
         let Start { shared, job, key, ending, connector, events, folder, remote, checkpoint_every, served, warm_start } =
             start;
         let mut trained = job.models()?;
@@ -148,8 +164,11 @@ impl Engine {
             connections: None,
             executor: Executor::new(),
             connector,
+            gpu: TrainingGpu::new(Arc::clone(&shared)),
+            gpus: shared.setup.device.task_gpus.iter().map(|(ordinal, _)| *ordinal).collect(),
             shares: None,
             planned: None,
+            times: Vec::new(),
             planner: None,
             events,
             meter: Meter::new(),
@@ -160,12 +179,12 @@ impl Engine {
         })
     }
 
-    pub(super) const fn position(&self) -> Position {
+    pub(in crate::training) const fn position(&self) -> Position {
         self.position
     }
 
     /// Executes work until it is stopped.
-    pub(super) fn run(mut self, work: &Receiver<Work>) {
+    pub(in crate::training) fn run(mut self, work: &Receiver<Work>) {
         while let Ok(next) = work.recv() {
             match next {
                 Work::Compute { step, generation, rank, members } => {
@@ -185,18 +204,19 @@ impl Engine {
         self.send(EngineEvent::Stopped);
     }
 
-    pub(super) fn send(&self, event: EngineEvent) {
+    pub(in crate::training) fn send(&self, event: EngineEvent) {
         // Without a receiver the member has ended, and so will this thread.
         let _ = self.events.blocking_send(event);
     }
 
-    pub(super) fn fail(&self, message: String) {
+    pub(in crate::training) fn fail(&self, message: String) {
         let code = Code::RunFailed.id().to_owned();
         self.send(EngineEvent::Failed(v1::TrainingFailure { code, message }));
     }
 
     fn apply(&mut self, step: u64, apply: bool, digest: oneshot::Sender<u64>) {
-        let (Some(mut kept), Some((sum, valid))) = (self.kept.take(), self.reduced.take()) else {
+        let kept = self.kept.take().and_then(|mut kept| Some((kept.local.take()?, kept)));
+        let (Some((mut local, kept)), Some((sum, valid))) = (kept, self.reduced.take()) else {
             return self.fail(format!("step {step}: the reduced gradient is missing, which is a bug of Engram"));
         };
         if !apply || !valid {
@@ -208,14 +228,17 @@ impl Engine {
             ));
         }
         let (started, began) = (Instant::now(), SystemTime::now());
-        let errors = std::mem::take(&mut kept.local.samples.errors);
-        let report = match self.trained.commit::<ReduceError>(kept.local, &sum) {
+        let errors = std::mem::take(&mut local.samples.errors);
+        let report = match self.trained.commit::<ReduceError>(local, &sum) {
             Ok(report) => report,
             Err(error) => {
                 let named = kept.data.describe();
                 return self.fail(format!("{}; {}: {named}", chain(&error), self.samples_name()));
             }
         };
+        if let Some(switch) = self.trained.observe_times(&std::mem::take(&mut self.times)) {
+            tracing::info!(step, share = switch.share, "{switch}");
+        }
         if let Some(priorities) = &self.priorities {
             priorities.queue(kept.data.names.clone(), errors);
         }
@@ -238,12 +261,20 @@ impl Engine {
         if let (Some(planned), Some(open)) = (self.planned.take(), &self.connections) {
             self.shares = Some((open.generation, planned));
         }
-        self.meter.add(&report, kept.data.names.len() as u64);
+        self.meter.add(&report, self.own_samples(kept.part, kept.data.names.len()));
+        let level = self.trained.first().automatic_compression().map(|it| it.level);
+        self.meter.progress.set_compression_level(wire_level(level));
         self.meter.progress.pipeline_bubble = self.trained.first().bubble().unwrap_or_default();
+        let (device, is_gpu) = self.gpu.used(&mut self.trained);
+        self.meter.progress.device = device;
+        self.meter.progress.gpu_steps += u64::from(is_gpu);
         if let Some(open) = &self.connections {
-            self.meter.note_members(open.generation, &open.members);
+            self.meter.note_members(open.generation, &open.members, Instant::now());
             let progress = &mut self.meter.progress;
             (progress.link_latency_seconds, progress.link_bytes_per_second) = slowest_link(open);
+            progress.shared_connections = open.transport.as_ref().map_or(0, |it| it.shared_connections() as u32);
+            progress.link_streams = open.transport.as_ref().map_or(0, |it| it.streams() as u32);
+            progress.nccl.clone_from(&open.nccl);
         }
         if self.meter.is_due() || step == self.job.steps {
             self.publish_progress();
@@ -391,7 +422,7 @@ fn baseline(found: &Evaluation) -> v1::TrainingBaseline {
 }
 
 /// Returns an error with its causes.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
+pub(in crate::training) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

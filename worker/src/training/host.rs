@@ -1,13 +1,14 @@
 //! The member of a group on this worker: runs its state machine, passes its decisions to the engine, and talks to the driver of the run.
 
-use super::connections::{Connector, Generation, Peer};
-use super::engine::{Engine, Start};
-use super::files::CheckpointFolder;
-use super::remote::RemoteCheckpoints;
-use super::serve::Served;
-use super::transfer;
-use super::work::{EngineEvent, Work};
 use crate::shared::Shared;
+use crate::training::checkpoint::files::CheckpointFolder;
+use crate::training::engine::{Engine, Start};
+use crate::training::inbox::{Inbox, SignOfLife};
+use crate::training::serving::serve::Served;
+use crate::training::step::work::{EngineEvent, Work};
+use crate::training::transport::connections::{Connector, Generation, Peer};
+use crate::training::transport::remote::RemoteCheckpoints;
+use crate::training::transport::transfer;
 use engram_client::group::{notice_from_wire, position_to_wire, report_to_wire};
 use engram_collective::group::{Member, MemberAction, MemberEvent, MemberId, Notice, Prepared, Stage, Timing};
 use engram_memory::RunId;
@@ -31,12 +32,12 @@ const LINGER: Duration = Duration::from_secs(120);
 const QUEUE: usize = 256;
 
 /// Identifies a run: its name may be used again.
-pub(super) type Key = (RunId, u64);
+pub(in crate::training) type Key = (RunId, u64);
 /// Where a member sends its events: the stream of the driver.
-pub(super) type EventSender = mpsc::Sender<Result<v1::TrainingEvent, Status>>;
+pub(in crate::training) type EventSender = mpsc::Sender<Result<v1::TrainingEvent, Status>>;
 
 /// What a member receives.
-pub(super) enum Inbound {
+pub(in crate::training) enum Inbound {
     /// A driver connected.
     Driver(EventSender),
     Order(Order),
@@ -45,24 +46,44 @@ pub(super) enum Inbound {
 }
 
 /// What a member needs to start.
-pub(super) struct Settings {
-    pub(super) key: Key,
-    pub(super) run: engram_api::ReplayRun,
-    pub(super) job: Arc<Job>,
-    pub(super) served: Arc<Served>,
-    pub(super) warm_start: Option<Vec<Vec<u8>>>,
-    pub(super) remote: Option<RemoteCheckpoints>,
+pub(in crate::training) struct Settings {
+    pub(in crate::training) key: Key,
+    pub(in crate::training) run: engram_api::ReplayRun,
+    pub(in crate::training) job: Arc<Job>,
+    pub(in crate::training) served: Arc<Served>,
+    pub(in crate::training) warm_start: Option<Vec<Vec<u8>>>,
+    pub(in crate::training) remote: Option<RemoteCheckpoints>,
 }
 
+/// The stream to the driver of the run.
+struct DriverStream {
+    events: Option<EventSender>,
+    missing_since: Instant,
+}
+
+impl DriverStream {
+    /// Sends an event to the driver. One that does not read gets the next report instead.
+    fn send(&mut self, event: Event) {
+        let Some(events) = &self.events else { return };
+        let result = events.try_send(Ok(v1::TrainingEvent { event: Some(event) }));
+        if matches!(result, Err(mpsc::error::TrySendError::Closed(_))) {
+            *self = Self { events: None, missing_since: Instant::now() };
+        }
+    }
+}
+
+/// Host of a member: its state machine between a driver, an engine and the other members. It owns one end of the channel to each of them,
+/// therefore more than a dozen fields.
 struct Host {
     shared: Arc<Shared>,
     key: Key,
     id: MemberId,
     address: v1::GroupMember,
     member: Member,
+    timing: Timing,
     started: Instant,
-    driver: Option<EventSender>,
-    without_driver_since: Instant,
+    driver: DriverStream,
+    inbox: Inbox,
     engine: SyncSender<Work>,
     /// The generation that the engine works for, or is to.
     generation: Option<Generation>,
@@ -80,12 +101,15 @@ struct Host {
 ///
 /// # Errors
 /// The specification or the newest checkpoint cannot be used.
-pub(super) async fn start(shared: &Arc<Shared>, settings: Settings) -> anyhow::Result<mpsc::Sender<Inbound>> {
+pub(in crate::training) async fn start(
+    shared: &Arc<Shared>,
+    settings: Settings,
+) -> anyhow::Result<mpsc::Sender<Inbound>> {
     let Settings { key, run, job, served, warm_start, remote } = settings;
     let timing = Timing::new(run.detect_after.as_millis());
     let (events_sender, events) = mpsc::channel(QUEUE);
     let (work, works) = std::sync::mpsc::sync_channel(QUEUE);
-    let listener = TcpListener::bind((shared.options.listen.peer.ip(), 0))?;
+    let listener = TcpListener::bind((shared.setup.options.listen.peer.ip(), 0))?;
     let address = v1::GroupMember {
         id: rand::random(),
         ordinal: shared.ordinal().0,
@@ -100,12 +124,14 @@ pub(super) async fn start(shared: &Arc<Shared>, settings: Settings) -> anyhow::R
         ending: is_ending,
         connector: Connector {
             listener,
-            keys: shared.keys.clone(),
+            keys: shared.setup.keys.clone(),
             limit: Duration::from_millis(timing.progress_ms()),
+            streams: run.streams as usize,
+            shared_memory: run.shared_memory,
         },
         events: events_sender,
         remote,
-        folder: CheckpointFolder::new(&shared.options.state_dir, key.0, key.1, run.checkpoint.keep),
+        folder: CheckpointFolder::new(&shared.setup.options.state_dir, key.0, key.1, run.checkpoint.keep),
         checkpoint_every: run.checkpoint.every,
         served,
         warm_start,
@@ -122,9 +148,10 @@ pub(super) async fn start(shared: &Arc<Shared>, settings: Settings) -> anyhow::R
         id,
         address,
         member: Member::new(id, position, timing, 0),
+        timing,
         started: Instant::now(),
-        driver: None,
-        without_driver_since: Instant::now(),
+        driver: DriverStream { events: None, missing_since: Instant::now() },
+        inbox: Inbox::new(inbox),
         engine: work,
         generation: None,
         addresses: BTreeMap::new(),
@@ -134,7 +161,7 @@ pub(super) async fn start(shared: &Arc<Shared>, settings: Settings) -> anyhow::R
         ending,
     };
     tracing::info!(run = %key.0, member = id.0, step = position.step, "started a training member");
-    tokio::spawn(host.run(timing, inbox, events, transfers));
+    tokio::spawn(host.run(events, transfers));
     Ok(inbox_sender)
 }
 
@@ -146,22 +173,16 @@ async fn stopped(stopping: &mut watch::Receiver<bool>) {
 
 /// Returns the address at which the other members reach the listener.
 fn reduce_address(shared: &Shared, listener: &TcpListener) -> anyhow::Result<String> {
-    let peer = shared.hello.hello().peer_address;
+    let peer = shared.setup.hello.hello().peer_address;
     let host = peer.rsplit_once(':').map_or(&*peer, |(host, _)| host);
     Ok(format!("{host}:{}", listener.local_addr()?.port()))
 }
 
 impl Host {
-    async fn run(
-        mut self,
-        timing: Timing,
-        mut inbox: mpsc::Receiver<Inbound>,
-        mut events: mpsc::Receiver<EngineEvent>,
-        mut transfers: mpsc::Receiver<Checkpoint>,
-    ) {
-        let mut tick = tokio::time::interval(Duration::from_millis(timing.probe_ms()));
+    async fn run(mut self, mut events: mpsc::Receiver<EngineEvent>, mut transfers: mpsc::Receiver<Checkpoint>) {
+        let mut tick = tokio::time::interval(Duration::from_millis(self.timing.probe_ms()));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut stopping = self.shared.stopping.subscribe();
+        let mut stopping = self.shared.lifecycle.stopping();
         self.shared.metrics.training.members.inc();
         loop {
             let is_running = tokio::select! {
@@ -170,11 +191,14 @@ impl Host {
                     Some(EngineEvent::Stopped) | None => break,
                     Some(event) => self.engine_event(event).await,
                 },
-                inbound = inbox.recv() => match inbound {
+                inbound = self.inbox.next() => match inbound {
                     Some(inbound) => self.inbound(inbound).await,
                     None => false,
                 },
-                Some(checkpoint) = transfers.recv() => self.work(Work::Install { checkpoint }),
+                // One that arrives when the member is in the group is of another history, or older.
+                Some(checkpoint) = transfers.recv() => {
+                    self.member.report().generation != 0 || self.work(Work::Install { checkpoint })
+                }
                 _ = tick.tick() => self.tick().await,
                 () = stopped(&mut stopping) => false,
             };
@@ -213,18 +237,8 @@ impl Host {
         }
     }
 
-    /// Sends an event to the driver. One that does not read gets the next report instead.
-    fn publish(&mut self, event: Event) {
-        let Some(driver) = &self.driver else { return };
-        let result = driver.try_send(Ok(v1::TrainingEvent { event: Some(event) }));
-        if matches!(result, Err(mpsc::error::TrySendError::Closed(_))) {
-            self.driver = None;
-            self.without_driver_since = Instant::now();
-        }
-    }
-
     async fn tick(&mut self) -> bool {
-        if self.driver.is_none() && self.without_driver_since.elapsed() > LINGER {
+        if self.driver.events.is_none() && self.driver.missing_since.elapsed() > LINGER {
             tracing::warn!(run = %self.key.0, "training member ends: no driver connected");
             return false;
         }
@@ -234,14 +248,14 @@ impl Host {
     async fn inbound(&mut self, inbound: Inbound) -> bool {
         match inbound {
             Inbound::Driver(driver) => {
-                self.driver = Some(driver);
+                self.driver.events = Some(driver);
                 let position = Some(position_to_wire(self.member.report().position));
-                self.publish(Event::Member(v1::TrainingMember { member: Some(self.address.clone()), position }));
+                self.driver.send(Event::Member(v1::TrainingMember { member: Some(self.address.clone()), position }));
                 true
             }
             Inbound::Order(Order::Start(_)) => true,
             Inbound::Order(Order::Probe(probe)) => {
-                self.publish(Event::ProbeAnswer(probe));
+                self.driver.send(Event::ProbeAnswer(probe));
                 true
             }
             Inbound::Order(Order::Stop(stop)) if stop.complete => self.work(Work::Complete),
@@ -279,6 +293,7 @@ impl Host {
     async fn engine_event(&mut self, event: EngineEvent) -> bool {
         match event {
             EngineEvent::Gradients { step } => self.step(MemberEvent::Gradients { step }).await,
+            EngineEvent::Computes(computes) => self.step(MemberEvent::Computes(computes)).await,
             EngineEvent::Reduced { generation, step, valid } => {
                 self.step(MemberEvent::Reduced { generation, step, valid }).await
             }
@@ -291,20 +306,20 @@ impl Host {
             }
             EngineEvent::CaughtUp(position) => self.step(MemberEvent::CaughtUp { position }).await,
             EngineEvent::Failed(failure) => {
-                self.publish(Event::Failure(failure));
+                self.driver.send(Event::Failure(failure));
                 true
             }
             EngineEvent::Waiting(reason) => {
-                self.publish(Event::Wait(v1::TrainingWait { reason }));
+                self.driver.send(Event::Wait(v1::TrainingWait { reason }));
                 true
             }
             EngineEvent::Progress(progress) => {
                 self.shared.metrics.training.add_progress(&progress);
-                self.publish(Event::Progress(progress));
+                self.driver.send(Event::Progress(progress));
                 true
             }
             EngineEvent::Completed(result) => {
-                self.publish(Event::Result(result));
+                self.driver.send(Event::Result(result));
                 true
             }
             EngineEvent::Stopped => false,
@@ -337,14 +352,21 @@ impl Host {
                     if !self.work(Work::Apply { step, apply, digest }) {
                         return false;
                     }
+                    let every = Duration::from_millis(self.timing.probe_ms());
+                    let show = |sign| {
+                        self.driver.send(match sign {
+                            SignOfLife::Answer(probe) => Event::ProbeAnswer(probe),
+                            SignOfLife::Report => Event::Report(report_to_wire(&self.member.report())),
+                        });
+                    };
                     // The state machine must see nothing before this. Without an answer the engine has reported why.
-                    if let Ok(digest) = applied.await {
+                    if let Some(digest) = self.inbox.wait_for(applied, every, show).await {
                         actions.extend(self.member.step(MemberEvent::Applied { digest }, self.now_ms()));
                     }
                     true
                 }
                 MemberAction::Report(report) => {
-                    self.publish(Event::Report(report_to_wire(&report)));
+                    self.driver.send(Event::Report(report_to_wire(&report)));
                     true
                 }
                 MemberAction::CatchUp { sources, .. } => {

@@ -12,54 +12,51 @@
 //! Invariants: a step is committed on all members of a generation or on none; a member that is killed costs no step; members outlive
 //! their driver and go on without one until the group must change.
 
-mod checkpoints;
-mod connections;
+mod checkpoint;
 mod engine;
-mod files;
+mod gpu;
 mod host;
-mod links;
-mod meter;
+mod inbox;
 mod metrics;
-mod network;
-mod predict;
-mod priorities;
-mod reduce;
-mod remote;
-mod secure;
-mod serve;
 mod service;
-mod source;
+mod serving;
+mod slots;
 mod step;
-mod transfer;
-mod work;
+mod transport;
 
-pub(crate) use links::{LinkEvent, Links};
-pub(crate) use metrics::TrainingMetrics;
-pub(crate) use predict::predict;
+pub(crate) use metrics::{COMPRESSION_LEVEL, LEVELS, TrainingMetrics, algorithm_name, level_number};
 pub(crate) use service::TrainingEndpoint;
+pub(crate) use serving::predict::predict;
+pub(crate) use transport::links::{LinkEvent, Links};
 
 use crate::shared::Shared;
+use checkpoint::files::CheckpointFolder;
 use engram_memory::RunId;
 use engram_proto::v1;
 use engram_train::job::Job;
 use engram_train::{Checkpoint, NoiseSecret};
-use files::CheckpointFolder;
 use host::{Inbound, Key, Settings};
 use parking_lot::Mutex;
-use remote::RemoteCheckpoints;
-use serve::Served;
+use serving::serve::Served;
+use slots::Slots;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
+use transport::remote::RemoteCheckpoints;
 
 /// Models of ended runs that are kept in memory for predictions.
 const MAX_SERVED: usize = 16;
 
 /// Members on this worker, and models for predictions.
-#[derive(Default)]
 pub(crate) struct Trainings {
-    members: tokio::sync::Mutex<BTreeMap<Key, mpsc::Sender<Inbound>>>,
+    members: Slots<Key, mpsc::Sender<Inbound>>,
     served: Mutex<BTreeMap<Key, Arc<Served>>>,
+}
+
+impl Default for Trainings {
+    fn default() -> Self {
+        Self { members: Slots::new(|inbox| !inbox.is_closed()), served: Mutex::default() }
+    }
 }
 
 impl Trainings {
@@ -70,10 +67,16 @@ impl Trainings {
         start: &v1::StartTraining,
     ) -> anyhow::Result<mpsc::Sender<Inbound>> {
         let key = (engram_proto::answers::run_id(&start.run)?, start.submitted_ms);
-        let mut members = self.members.lock().await;
-        if let Some(inbox) = members.get(&key).filter(|inbox| !inbox.is_closed()) {
-            return Ok(inbox.clone());
-        }
+        self.members.get_or_start(key, self.start(shared, start, key)).await
+    }
+
+    /// Starts the member of a run.
+    async fn start(
+        &self,
+        shared: &Arc<Shared>,
+        start: &v1::StartTraining,
+        key: Key,
+    ) -> anyhow::Result<mpsc::Sender<Inbound>> {
         let spec: engram_api::LearnerRunSpec = serde_json::from_str(&start.spec_json)?;
         let run = spec.replay.ok_or_else(|| anyhow::anyhow!("spec.replay is missing"))?;
         let table = (!start.table.is_empty()).then_some(&start.table[..]);
@@ -91,8 +94,6 @@ impl Trainings {
         let settings = Settings { key, run, job, served: Arc::clone(&served), warm_start, remote };
         let inbox = host::start(shared, settings).await?;
         self.keep_served(key, served);
-        members.retain(|_, inbox| !inbox.is_closed());
-        members.insert(key, inbox.clone());
         Ok(inbox)
     }
 
@@ -114,7 +115,7 @@ impl Trainings {
 
     /// Copies the state of a member.
     async fn copy(&self, key: Key) -> Option<Checkpoint> {
-        let inbox = self.members.lock().await.get(&key).cloned()?;
+        let inbox = self.members.get(key).await?;
         let (reply, state) = oneshot::channel();
         inbox.send(Inbound::Copy(reply)).await.ok()?;
         state.await.ok()
@@ -124,10 +125,10 @@ impl Trainings {
 /// Returns the weights with which a run starts, if it names another run.
 fn warm_start(shared: &Shared, run: &engram_api::ReplayRun) -> anyhow::Result<Option<Vec<Vec<u8>>>> {
     let Some(name) = &run.model.init.run else { return Ok(None) };
-    let source = engram_learn::run::RunState::run_id(shared.options.cluster, name);
+    let source = engram_learn::run::RunState::run_id(shared.setup.options.cluster, name);
     let missing = || {
         anyhow::anyhow!("spec.replay.model.init.run is {name}, of which worker {} has no checkpoint", shared.ordinal())
     };
-    let checkpoint = CheckpointFolder::newest_of(&shared.options.state_dir, source).ok_or_else(missing)?;
+    let checkpoint = CheckpointFolder::newest_of(&shared.setup.options.state_dir, source).ok_or_else(missing)?;
     Ok(Some(checkpoint.weights()?))
 }

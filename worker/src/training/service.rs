@@ -1,8 +1,8 @@
 //! `TrainingService`, on the listener for workers.
 
-use super::host::Inbound;
-use super::transfer;
 use crate::shared::Shared;
+use crate::training::host::Inbound;
+use crate::training::transport::transfer;
 use engram_proto::v1::training_order::Order;
 use engram_proto::v1::training_service_server::TrainingService;
 use engram_proto::v1::{self, Problem, ProblemKind};
@@ -33,7 +33,7 @@ impl TrainingService for TrainingEndpoint {
         let Some(Order::Start(start)) = orders.message().await?.and_then(|it| it.order) else {
             return Err(Status::invalid_argument("the first order must start a member"));
         };
-        if self.shared.is_stopping() {
+        if self.shared.lifecycle.is_stopping() {
             return Err(Status::unavailable("the worker is stopping"));
         }
         let member = self.shared.trainings.member_inbox(&self.shared, &start).await;

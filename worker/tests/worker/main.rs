@@ -7,13 +7,11 @@ mod build;
 #[path = "../../../kernels/tests/host/emulated_driver.rs"]
 mod emulated_driver;
 mod exactly_once;
-mod gpu;
 mod harness;
 mod limits;
 mod operations;
 mod reading;
 mod replication;
+mod runs;
+mod security;
 mod snapshots;
-mod tasks;
-mod tls;
-mod tokens;

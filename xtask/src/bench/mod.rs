@@ -6,9 +6,12 @@
 
 mod pages;
 mod peers;
+mod reduce;
 mod rounds;
 mod table;
 mod transfer_queue;
+
+pub(crate) use pages::TRAIN_TITLE;
 
 #[path = "../../../benchmarks/src/row.rs"]
 mod row;
@@ -21,6 +24,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use crate::process;
+use crate::results;
 use crate::workspace::{self, Profile};
 use row::Report;
 
@@ -51,7 +55,7 @@ const PEERS_HELP: &str = "Who else does the same work (suites epoch, store, rank
 
 numpy downloads about 20 MB. torch is numpy and PyTorch: about 200 MB if download.pytorch.org is reachable; otherwise \
 the package of PyPI, which for Linux on x86-64 brings the CUDA libraries along: about 3 GB to download and 5 GB on disk. \
-gloo is PyTorch too, for the suites reduce and train. cpprb, torchrl, reverb and transferqueue are for the suite replay, flwr for federated: torchrl and transferqueue bring PyTorch, reverb brings TensorFlow. torchdiffeq, torchode and diffrax are for the suite geodesic: they bring PyTorch or JAX. \
+gloo is PyTorch too, for the suites reduce and train; torchft adds its package, for train. cpprb, torchrl, reverb and transferqueue are for the suite replay, flwr for federated: torchrl and transferqueue bring PyTorch, reverb brings TensorFlow. torchdiffeq, torchode and diffrax are for the suite geodesic: they bring PyTorch or JAX. \
 All go into virtual environments under target/peers, once. One that cannot be installed or run is reported as skipped.";
 
 /// Rows of the max-plus matrices, and samples of the Fisher matrix.
@@ -75,9 +79,9 @@ enum Suite {
     Devices,
     /// Max-plus product of 1,024 x 1,024 and Fisher matrix of 10,000 samples and 1,000 parameters; sizes are fixed
     Algebra,
-    /// All-reduce of 4 kB, 1 MB and 64 MB between two ranks over loopback TCP
+    /// All-reduce of 4 kB to 64 MB between two ranks, through shared memory and over loopback TCP; writes docs/results/reduce.md
     Reduce,
-    /// Training step of the reference model, 432,641 parameters and 512 samples
+    /// Step of the reference model, efficiency, pauses for checkpoints and recovery on clusters of two workers; writes docs/results/train.md
     Train,
     /// Replay buffers of items of 256 B: sample, new priorities and insert, in process and over loopback; --memories are items
     Replay,
@@ -127,7 +131,8 @@ impl Suite {
             Self::Replay => kind.is_replay_buffer(),
             Self::Geodesic => kind.is_solver(),
             Self::Federated => *kind == peers::Kind::Flower,
-            Self::Reduce | Self::Train => *kind == peers::Kind::TorchTraining,
+            Self::Reduce => *kind == peers::Kind::TorchTraining,
+            Self::Train => matches!(kind, peers::Kind::TorchTraining | peers::Kind::TorchFt),
             // PyTorch has no faster way to the same product.
             Self::Algebra => *kind == peers::Kind::Numpy,
             Self::Epoch | Self::Store | Self::Rank | Self::Recall => {
@@ -135,7 +140,25 @@ impl Suite {
             }
             _ => false,
         });
-        kinds
+        // Several names stand for one program.
+        let mut unique: Vec<peers::Kind> = Vec::new();
+        kinds.into_iter().for_each(|kind| {
+            if !unique.contains(&kind) {
+                unique.push(kind);
+            }
+        });
+        unique
+    }
+}
+
+impl Suite {
+    /// Returns the names of the peers on the page of the suite that were not asked for.
+    fn unrequested(self, asked: &[peers::Kind]) -> impl Iterator<Item = &'static str> {
+        let compared: &[peers::Kind] = match self {
+            Self::Train => &[peers::Kind::TorchTraining, peers::Kind::TorchFt],
+            _ => &[],
+        };
+        compared.iter().filter(move |kind| !asked.contains(kind)).map(|kind| kind.name())
     }
 }
 
@@ -145,6 +168,7 @@ enum Peers {
     Numpy,
     Torch,
     Gloo,
+    Torchft,
     Cpprb,
     Torchrl,
     Reverb,
@@ -162,6 +186,7 @@ impl Peers {
             Self::Numpy => &[peers::Kind::Numpy],
             Self::Torch => &[peers::Kind::Numpy, peers::Kind::Torch, peers::Kind::TorchTraining],
             Self::Gloo => &[peers::Kind::TorchTraining],
+            Self::Torchft => &[peers::Kind::TorchFt],
             Self::Cpprb => &[peers::Kind::Cpprb],
             Self::Torchrl => &[peers::Kind::TorchRl],
             Self::Reverb => &[peers::Kind::Reverb],
@@ -187,44 +212,69 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let memories: Vec<String> = sizes.iter().map(u64::to_string).collect();
     if matches!(options.suite, Suite::TransferQueue) {
         let (report, versions) = transfer_queue::measure(options.rounds)?;
-        return publish(options, &report, &memories, &versions);
+        return publish(options, &report, &memories, &versions, &[]);
     }
     let profile = Profile::of_tools()?;
-    let mut ours = measuring_program(options, profile, &memories)?;
+    let mut measure = measuring_program(options, profile, &memories)?;
     let peers = options.suite.peers(&options.peers);
 
-    let (mut reports, mut versions) = (Vec::new(), Vec::new());
+    let (mut reports, mut versions, mut skipped) = (Vec::new(), Vec::new(), Vec::new());
     for round in 1..=if peers.is_empty() { 1 } else { options.rounds } {
         if !peers.is_empty() {
             eprintln!("round {round} of {}", options.rounds);
         }
-        let mut report: Report =
-            serde_json::from_str(&process::read(&mut ours)?).context("the measuring program did not write a report")?;
+        let mut report = measure()?;
         let add = |kind: &peers::Kind| peers::add_or_skip(&mut report, *kind, options.suite.name(), &memories);
-        versions = peers.iter().map(add).collect::<Result<_>>()?;
+        (versions, skipped) = (Vec::new(), Vec::new());
+        for outcome in peers.iter().map(add).collect::<Result<Vec<_>>>()? {
+            match outcome {
+                peers::Outcome::Measured(version) => versions.push(version),
+                peers::Outcome::Skipped(reason) => skipped.push(reason),
+            }
+        }
         reports.push(report);
     }
     let report = rounds::merge_rounds(reports).context("at least one round is required")?;
-    publish(options, &report, &memories, &versions)
+    skipped.extend(options.suite.unrequested(&peers).map(|name| format!("{name}: not requested")));
+    publish(options, &report, &memories, &versions, &skipped)
 }
 
-/// Writes the rows where they are asked for, and prints the table.
-fn publish(options: &Options, report: &Report, memories: &[String], versions: &[String]) -> Result<()> {
+/// Writes the rows where they are asked for, and prints the table and the peers without figures.
+fn publish(
+    options: &Options,
+    report: &Report,
+    memories: &[String],
+    versions: &[String],
+    skipped: &[String],
+) -> Result<()> {
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(report).context("failed to write the rows as JSON")?;
         fs::write(path, text + "\n").with_context(|| format!("failed to write {}", path.display()))?;
     }
-    write_page(options.suite, report, memories, &machine(report, versions))?;
+    write_page(options, report, memories, &machine(report, versions), skipped)?;
     println!("\n{}", machine(report, versions));
     print!("{}", table::render(&report.rows));
+    skipped.iter().for_each(|reason| println!("not measured: {reason}"));
     Ok(())
 }
 
-/// Builds the program that measures the suite, and returns its command.
-fn measuring_program(options: &Options, profile: Profile, memories: &[String]) -> Result<Command> {
+/// Measures a suite once.
+type Measure = Box<dyn FnMut() -> Result<Report>>;
+
+/// Builds the program that measures the suite, and returns what runs it.
+fn measuring_program(options: &Options, profile: Profile, memories: &[String]) -> Result<Measure> {
+    let report = |mut command: Command| -> Measure {
+        Box::new(move || {
+            serde_json::from_str(&process::read(&mut command)?).context("the measuring program did not write a report")
+        })
+    };
+    if matches!(options.suite, Suite::Reduce) {
+        let program = reduce::build(profile)?;
+        return Ok(Box::new(move || reduce::measure(&program)));
+    }
     if matches!(options.suite, Suite::Geodesic) {
         process::run(&mut profile.cargo("build", ["-p", "engram-geodesic", "--example", "benchmark"]))?;
-        return Ok(Command::new(profile.folder().join("examples/benchmark")));
+        return Ok(report(Command::new(profile.folder().join("examples/benchmark"))));
     }
     // Together with the binary: otherwise its dependencies would have other features and be built again.
     process::run(&mut profile.cargo("build", ["-p", "engram-cli", "-p", "engram-benchmarks"]))?;
@@ -236,20 +286,32 @@ fn measuring_program(options: &Options, profile: Profile, memories: &[String]) -
     if let Some(path) = &options.trace {
         ours.arg("--trace").arg(std::path::absolute(path).context("failed to resolve the path of the timeline")?);
     }
-    Ok(ours)
+    Ok(report(ours))
 }
 
 /// Writes the page of the suite, if it has one that a command writes.
-fn write_page(suite: Suite, report: &Report, memories: &[String], machine: &str) -> Result<()> {
+fn write_page(
+    options: &Options,
+    report: &Report,
+    memories: &[String],
+    machine: &str,
+    skipped: &[String],
+) -> Result<()> {
     let commit = || -> Result<String> {
         let mut git = Command::new("git");
         process::read(git.args(["rev-parse", "--short", "HEAD"]).current_dir(workspace::root()))
     };
-    let (name, page) = match suite {
+    let has_peers = report.rows.iter().any(|row| !row.peers.is_empty());
+    let (name, page) = match options.suite {
         Suite::Devices => ("devices", pages::devices(report, memories, machine, commit()?.trim())),
         // Without a peer there is nothing to compare.
-        Suite::Algebra if report.rows.iter().any(|row| !row.peers.is_empty()) => {
-            ("algebra", pages::algebra(report, machine, commit()?.trim()))
+        Suite::Algebra if has_peers => ("algebra", pages::algebra(report, machine, commit()?.trim())),
+        Suite::Reduce if has_peers => ("reduce", pages::reduce(report, machine, commit()?.trim())),
+        Suite::Train if has_peers => {
+            let names: Vec<String> =
+                options.peers.iter().filter_map(Peers::to_possible_value).map(|it| it.get_name().to_owned()).collect();
+            let page = pages::train(report, &names, machine, commit()?.trim(), skipped);
+            return results::replace_section("train.md", TRAIN_TITLE, pages::TRAIN_SECTION, &page);
         }
         _ => return Ok(()),
     };

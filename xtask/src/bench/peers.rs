@@ -21,6 +21,7 @@ pub(super) enum Kind {
     Torch,
     /// PyTorch as the peer of trainings, with gloo as its transport.
     TorchTraining,
+    TorchFt,
     Cpprb,
     TorchRl,
     Reverb,
@@ -41,12 +42,22 @@ impl Kind {
         matches!(self, Self::TorchDiffEq | Self::TorchOde | Self::Diffrax)
     }
 
+    /// Returns the name of the peer.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::TorchFt => "torchft",
+            Self::TorchTraining => "torch",
+            _ => self.program().last().copied().unwrap_or_default(),
+        }
+    }
+
     /// Returns the program, and its first argument if it plays several peers.
     fn program(self) -> &'static [&'static str] {
         match self {
             Self::Numpy => &["numpy_peer.py"],
             Self::Torch => &["torch_peer.py"],
             Self::TorchTraining => &["training_peer.py"],
+            Self::TorchFt => &["torchft_peer.py"],
             Self::Cpprb => &["replay_peer.py", "cpprb"],
             Self::TorchRl => &["replay_peer.py", "torchrl"],
             Self::Reverb => &["replay_peer.py", "reverb"],
@@ -59,19 +70,32 @@ impl Kind {
     }
 }
 
-/// As [`add`], but a replay buffer that cannot be installed or run is reported as skipped: their packages depend on the machine.
+/// What became of a peer.
+pub(super) enum Outcome {
+    /// Its name, version and threads.
+    Measured(String),
+    /// Its name, and why it has no figures.
+    Skipped(String),
+}
+
+/// As [`add`], but a replay buffer, solver or torchft that cannot be installed or run is reported as skipped: their packages depend on the machine.
 ///
 /// # Errors
 /// As [`add`], for other peers.
-pub(super) fn add_or_skip(report: &mut Report, kind: Kind, suite: &str, memories: &[String]) -> Result<String> {
+pub(super) fn add_or_skip(report: &mut Report, kind: Kind, suite: &str, memories: &[String]) -> Result<Outcome> {
     match add(report, kind, suite, memories) {
-        Err(error) if kind.is_replay_buffer() || kind.is_solver() => {
-            let name = kind.program().last().copied().unwrap_or_default();
+        Err(error) if kind.is_replay_buffer() || kind.is_solver() || kind == Kind::TorchFt => {
+            let name = kind.name();
             eprintln!("skipped {name}: {error:#}");
-            Ok(format!("{name}: skipped"))
+            Ok(Outcome::Skipped(format!("{name}: {}", line(&format!("{error:#}")))))
         }
-        other => other,
+        other => other.map(Outcome::Measured),
     }
+}
+
+/// Returns a message as one line.
+fn line(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Output of a peer.
@@ -132,6 +156,10 @@ pub(super) fn install(kind: Kind) -> Result<std::path::PathBuf> {
             tools::python("peers/torch", "torch", &["torch", "--index-url", TORCH_CPU_INDEX])
         }
         Kind::Torch | Kind::TorchTraining => tools::python("peers/torch", "torch", &["torch"]),
+        Kind::TorchFt => {
+            install(Kind::Torch)?;
+            tools::python("peers/torch", "torchft", &["torchft-nightly==2026.10.26"])
+        }
         Kind::Flower => tools::python("peers/flwr", "flwr", &["flwr==1.42.0", "numpy"]),
         Kind::Cpprb => tools::python("peers/cpprb", "cpprb", &["cpprb==11.0.0"]),
         // In one environment: PyTorch is large.

@@ -85,11 +85,28 @@ impl Job {
     }
 }
 
-/// Returns a command that runs this program with the profile `ci` for tests.
+/// Returns a command that runs this program with the profile of CI for tests.
 pub(super) fn xtask() -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("failed to find this program")?);
     command.current_dir(workspace::root()).env(Profile::VARIABLE, "ci");
     Ok(command)
+}
+
+/// Returns the command with the lowest priority. Linux shares processors between sessions first, so it gets a session of its own where there is `setsid`.
+pub(super) fn at_lowest_priority(command: &Command) -> Command {
+    const SCRIPT: &str = r#"echo 19 2> /dev/null > /proc/self/autogroup; exec nice -n 19 "$0" "$@""#;
+    let mut lowest = if cfg!(target_os = "linux") { Command::new("setsid") } else { Command::new("env") };
+    lowest.args(["sh", "-c", SCRIPT]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => lowest.env(name, value),
+            None => lowest.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        lowest.current_dir(folder);
+    }
+    lowest
 }
 
 fn shown(command: &Command) -> String {

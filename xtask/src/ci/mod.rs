@@ -1,8 +1,11 @@
 //! `cargo xtask ci`: everything that must hold at every commit, as a table of stages.
 //!
 //! A stage runs after the stages that it needs have passed. Stages that are not exclusive run two at a time; an exclusive stage has
-//! the machine to itself, because it judges times or needs both processors. A failed stage does not stop stages that do not need it.
-//! Programs and tests are built in the profile `ci`; the stages `build` and `example` use the profile `release`, which users build.
+//! the machine to itself, because it judges times or needs both processors; only the stages in the background, of the lowest priority, take what
+//! it leaves, one after the other. A failed stage does not stop stages that do not need it.
+//!
+//! Tests and tools are built in the profile `bench`, which shares dependencies with `release`. The programs of `example`, of the process tests, of
+//! the Kubernetes suites and of the images are those of `build`, in the profile `release`, which users build.
 
 mod job;
 mod schedule;

@@ -33,10 +33,15 @@ impl Schedule {
     /// Returns the next decision. A stage that is returned counts as running.
     pub(super) fn next(&mut self) -> Decision {
         let exclusive = self.running.iter().any(|stage| stage.exclusive);
-        let free = !exclusive && self.running.len() < self.lanes;
-        let ready = |stage: &&'static Stage| stage.needs.iter().all(|need| !self.unmet.contains(need));
-        let startable = |stage: &&'static Stage| ready(stage) && (!stage.exclusive || self.running.is_empty());
-        match self.waiting.iter().position(|stage| free && startable(stage)) {
+        let taken = self.running.iter().filter(|stage| !stage.background).count();
+        let free = !exclusive && taken < self.lanes;
+        let ready = |stage: &Stage| stage.needs.iter().all(|need| !self.unmet.contains(need));
+        let background_free = self.running.len() == taken;
+        let has_place = |stage: &Stage| match stage.background {
+            true => background_free,
+            false => free && (!stage.exclusive || taken == 0),
+        };
+        match self.waiting.iter().position(|stage| ready(stage) && has_place(stage)) {
             Some(index) => {
                 let stage = self.waiting.remove(index);
                 self.running.push(stage);
@@ -67,7 +72,7 @@ mod tests {
     use super::*;
 
     const fn stage(name: &'static str, needs: &'static [&'static str], exclusive: bool) -> Stage {
-        Stage { name, about: "", needs, exclusive, root: false, run: |_| Ok(Verdict::Passed) }
+        Stage { name, about: "", needs, exclusive, background: false, root: false, run: |_| Ok(Verdict::Passed) }
     }
 
     static TABLE: [Stage; 5] = [
@@ -103,6 +108,31 @@ mod tests {
         schedule.finish("report", true);
         assert!(matches!(schedule.next(), Decision::Done));
         assert!(schedule.blocked().is_empty());
+    }
+
+    #[test]
+    fn background_stages_take_no_lane_and_run_one_at_a_time_next_to_exclusive_ones() {
+        const LINT: Stage = stage("lint", &[], false);
+        const FUZZ: Stage = stage("fuzz", &[], false);
+        static STAGES: [Stage; 4] = [
+            stage("test", &[], true),
+            Stage { background: true, ..LINT },
+            Stage { background: true, ..FUZZ },
+            stage("bench", &[], false),
+        ];
+        let mut schedule = Schedule::new(&STAGES, 1);
+        assert_eq!(start(&mut schedule), Some("test"));
+        assert_eq!(start(&mut schedule), Some("lint"));
+        assert!(matches!(schedule.next(), Decision::Wait), "test is exclusive, and fuzz waits for lint");
+        schedule.finish("test", true);
+        assert_eq!(start(&mut schedule), Some("bench"));
+        assert!(matches!(schedule.next(), Decision::Wait));
+        schedule.finish("lint", false);
+        assert_eq!(start(&mut schedule), Some("fuzz"), "a failed lint does not hold it");
+        schedule.finish("bench", true);
+        assert!(matches!(schedule.next(), Decision::Wait), "fuzz is running");
+        schedule.finish("fuzz", true);
+        assert!(matches!(schedule.next(), Decision::Done));
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(super) struct Stage {
     pub(super) needs: &'static [&'static str],
     /// Runs alone: it judges times, or its tests expect both processors.
     pub(super) exclusive: bool,
+    /// Runs at the lowest priority, also next to exclusive stages: it takes the processors when others wait. One such stage runs at a time.
+    pub(super) background: bool,
     /// Skipped without root.
     pub(super) root: bool,
     pub(super) run: fn(&Job) -> Result<Verdict>,
@@ -39,6 +41,9 @@ impl fmt::Display for Stage {
         if self.exclusive {
             f.write_str(" (exclusive)")?;
         }
+        if self.background {
+            f.write_str(" (background)")?;
+        }
         if self.root {
             f.write_str(" (root)")?;
         }
@@ -47,8 +52,15 @@ impl fmt::Display for Stage {
 }
 
 /// A stage that needs nothing and may run next to another.
-const BASE: Stage =
-    Stage { name: "", about: "", needs: &[], exclusive: false, root: false, run: |_| Ok(Verdict::Passed) };
+const BASE: Stage = Stage {
+    name: "",
+    about: "",
+    needs: &[],
+    exclusive: false,
+    background: false,
+    root: false,
+    run: |_| Ok(Verdict::Passed),
+};
 
 /// In the order in which they start. What fails soonest comes first; builds come before what uses them.
 pub(super) static STAGES: [Stage; 17] = [
@@ -56,7 +68,7 @@ pub(super) static STAGES: [Stage; 17] = [
     Stage { name: "words", about: "terms of the glossary", run: |job| xtask(job, &["words"]), ..BASE },
     Stage { name: "build", about: "the release build, as users run it", run: build, ..BASE },
     Stage { name: "licences", about: "licences and bills of materials", run: licences, ..BASE },
-    Stage { name: "lint", about: "clippy, warnings denied", run: |job| xtask(job, &["lint"]), ..BASE },
+    Stage { name: "lint", about: "clippy, warnings denied", background: true, run: lint, ..BASE },
     Stage { name: "generated", about: "generated files", run: |job| xtask(job, &["generate", "--check"]), ..BASE },
     Stage {
         name: "example",
@@ -75,12 +87,22 @@ pub(super) static STAGES: [Stage; 17] = [
         ..BASE
     },
     Stage {
+        name: "images",
+        about: "container images, checked for reproducibility",
+        needs: &["build"],
+        exclusive: true,
+        root: true,
+        run: |job| xtask(job, &["images", "--verify"]),
+        ..BASE
+    },
+    Stage {
         name: "kubernetes",
         about: "suites on a real Kubernetes in namespaces",
         needs: &["build"],
         exclusive: true,
         root: true,
         run: kubernetes,
+        ..BASE
     },
     Stage {
         name: "kernels",
@@ -96,20 +118,20 @@ pub(super) static STAGES: [Stage; 17] = [
         ..BASE
     },
     Stage {
-        name: "images",
-        about: "container images, checked for reproducibility",
-        root: true,
-        run: |job| xtask(job, &["images", "--debug", "--verify"]),
+        name: "python",
+        about: "the release wheel in a fresh environment: types, tests, examples",
+        needs: &["build"],
+        run: python,
         ..BASE
     },
-    Stage { name: "python", about: "the wheel in a fresh environment: types, tests, examples", run: python, ..BASE },
     Stage { name: "bench", about: "benchmark suites, once and small", run: bench, ..BASE },
     Stage { name: "report", about: "the example's report in a browser", needs: &["example"], run: report, ..BASE },
     Stage {
         name: "fuzz",
         about: "each fuzz target for eight seconds",
-        exclusive: true,
-        run: |job| xtask(job, &["fuzz", "--seconds", "8"]),
+        needs: &["build"],
+        background: true,
+        run: fuzz,
         ..BASE
     },
 ];
@@ -121,6 +143,17 @@ pub(super) fn names() -> Vec<&'static str> {
 
 fn xtask(job: &Job, arguments: &[&str]) -> Result<Verdict> {
     job.xtask(arguments).map(|()| Verdict::Passed)
+}
+
+fn lint(job: &Job) -> Result<Verdict> {
+    // In the folder of another profile: cargo would make the other stages wait until it ends.
+    job.run(super::job::at_lowest_priority(super::job::xtask()?.arg("lint")).env(Profile::VARIABLE, "dev"))?;
+    Ok(Verdict::Passed)
+}
+
+fn fuzz(job: &Job) -> Result<Verdict> {
+    job.run(&mut super::job::at_lowest_priority(super::job::xtask()?.args(["fuzz", "--seconds", "8"])))?;
+    Ok(Verdict::Passed)
 }
 
 fn build(job: &Job) -> Result<Verdict> {
@@ -191,9 +224,10 @@ const VOLUMES_KIB: u64 = 8 << 20;
 /// Names the folder of the test cluster.
 const KUBERNETES_STATE: &str = "ENGRAM_KUBERNETES_STATE";
 
+/// The suites, with the programs that users build.
 fn kubernetes(job: &Job) -> Result<Verdict> {
     let mut command = super::job::xtask()?;
-    command.arg("kubernetes");
+    command.args(["kubernetes", "--release"]);
     let in_memory = Path::new("/dev/shm");
     // On a shared disk a flush takes longer than most planned changes, and the write gap would measure the disk.
     if std::env::var_os(KUBERNETES_STATE).is_none() && available_kib(in_memory).is_ok_and(|kib| kib > VOLUMES_KIB) {
@@ -224,7 +258,7 @@ fn model(job: &Job) -> Result<Verdict> {
 
 fn python(job: &Job) -> Result<Verdict> {
     let mut command = super::job::xtask()?;
-    match job.status(command.args(["python", "--test"]))? {
+    match job.status(command.args(["python", "--test", "--release"]))? {
         0 => Ok(Verdict::Passed),
         status if status == i32::from(crate::python::SKIPPED) => {
             Ok(Verdict::Skipped("maturin or pytest can't be installed, see the log".into()))

@@ -14,7 +14,6 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 
 use self::builder::Builder;
-use crate::workspace::Profile;
 use crate::{kubernetes, process};
 
 /// Version of the programs: the workspace's, which is also this package's.
@@ -141,13 +140,7 @@ fn arguments(builder: &Builder, options: &Options) -> Result<Vec<String>> {
 
 /// Builds the programs and copies them, stripped, to where the Dockerfile expects them.
 fn programs(folder: &Path, debug: bool) -> Result<()> {
-    let built = if debug {
-        kubernetes::build(false)?
-    } else {
-        let packages = ["--package", "engram-operator", "--package", "engram-worker", "--bins"];
-        process::run(Profile::Release.cargo("build", ["--locked"]).args(packages))?;
-        Profile::Release.folder()
-    };
+    let built = if debug { kubernetes::build(false)? } else { kubernetes::build_images()? };
     for program in [Target::Operator, Target::Worker].map(Target::program) {
         let mut strip = Command::new("strip");
         process::run(strip.arg("-o").arg(folder.join(program)).arg(built.join(program)))?;

@@ -144,6 +144,10 @@ fn table_samples(text: &str) -> anyhow::Result<Samples> {
         let values = columns.iter().zip(&record).map(number).collect::<anyhow::Result<_>>()?;
         samples.push(PredictSample { values, ..PredictSample::default() });
     }
+    if samples.is_empty() {
+        let columns = columns.join(", ");
+        return Err(refuse(format!("there is no line after the header ({columns}); allowed: at least one sample")));
+    }
     Ok(Samples { columns, samples })
 }
 
@@ -184,5 +188,6 @@ mod tests {
         let fails = |text: &str| samples(text).unwrap_err().to_string();
         assert!(fails("a,b\n1,2\n3,\n").contains("line 3, column b: missing"), "{}", fails("a,b\n1,2\n3,\n"));
         assert!(fails("a,b\n1\n").contains("line 2 has 1 cells"));
+        assert!(fails("a,b\n").contains("no line after the header (a, b)"));
     }
 }

@@ -514,6 +514,15 @@ impl<'a> Follower<'a> {
     }
 }
 
+/// Returns what the rates of a run count.
+fn rate_units(status: &RunStatus) -> (&'static str, &'static str) {
+    match status.kind.as_str() {
+        "Replay" => ("steps", "samples"),
+        "Federated" => ("rounds", "updates"),
+        _ => ("epochs", "updates"),
+    }
+}
+
 /// Describes a status, except for the number of epochs.
 fn describe(status: &RunStatus) -> String {
     let mut parts = Vec::new();
@@ -523,11 +532,12 @@ fn describe(status: &RunStatus) -> String {
     if !status.label.is_empty() {
         parts.push(status.label.clone());
     }
+    let (steps, changes) = rate_units(status);
     if status.epochs_per_second > 0.0 && !has_tasks(status) {
-        parts.push(format!("{:.0} epochs/s", status.epochs_per_second));
+        parts.push(format!("{:.0} {steps}/s", status.epochs_per_second));
     }
     if status.updates_per_second >= 1.0 {
-        parts.push(format!("{} updates/s", count(status.updates_per_second as u64)));
+        parts.push(format!("{} {changes}/s", count(status.updates_per_second as u64)));
     }
     for name in ["separation", "convergence"] {
         if let Some(value) = status.metrics.get(name) {

@@ -3,14 +3,14 @@
 use super::{BottleneckAnalysis, MAX_NAMES, Shares, percent, shares, summarize};
 use crate::context::Context;
 use crate::error::{failure, problem};
-use crate::output::{Table, seconds};
+use crate::output::{Table, bytes, seconds, short_seconds};
 use crate::output_file::OutputFile;
 use crate::target;
 use anyhow::{Context as _, ensure};
 use engram_api::{Code, ExitCode, printable};
 use engram_client::Client;
 use engram_kernels::profiler::{Kind, Span, Track, analyse, chrome_trace};
-use engram_learn::task_run::{TaskReport, TimelineKind, TimelineRow, TimelineSpan, timeline_page};
+use engram_learn::task_run::{SpanDevice, TaskReport, TimelineKind, TimelineRow, TimelineSpan, timeline_page};
 use engram_proto::v1::RunStatus;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +25,8 @@ const WORTH_NAMING: f64 = 0.1;
 struct Report {
     run: String,
     devices: Vec<Device>,
+    /// What the tasks were computed with.
+    hardware: Vec<Hardware>,
     /// Tasks that lost workers repeated.
     lost: usize,
     #[serde(flatten)]
@@ -40,6 +42,39 @@ struct Device {
     shares: Shares,
 }
 
+/// A CPU or GPU of a worker, and what it computed of all complete stages.
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Hardware {
+    worker: u32,
+    device: String,
+    /// Absent where it is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_bytes: Option<u64>,
+    tasks: usize,
+    /// Of a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    computations: Option<u64>,
+    seconds: f64,
+}
+
+/// Header of the table of [`Hardware`]; a leading > aligns to the right.
+const HARDWARE: [&str; 6] = ["worker", "computed with", ">memory", ">tasks", ">computations", ">time"];
+
+impl Hardware {
+    fn cells(&self) -> [String; 6] {
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+        [
+            format!("worker {}", self.worker),
+            self.device.clone(),
+            or_dash(self.memory_bytes.map(bytes)),
+            self.tasks.to_string(),
+            or_dash(self.computations.map(|it| it.to_string())),
+            seconds(self.seconds),
+        ]
+    }
+}
+
 /// Result for a run of kind Replay.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -51,6 +86,21 @@ struct TrainingReport {
     efficiency: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     slowest_link: Option<SlowestLink>,
+    /// Share of the steps whose items of a buffer had been drawn before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drawn_ahead_share: Option<f64>,
+    /// Share of the time of reductions that the backward pass hides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hidden_reduction_share: Option<f64>,
+    /// Algorithm that reduced the gradients of the last step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reduction: Option<String>,
+    /// Whether NCCL was a candidate for it, or why it was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nccl: Option<String>,
+    /// Devices that computed the gradients of the last step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    devices: Option<String>,
     bottleneck: &'static str,
     bottleneck_share: f64,
 }
@@ -114,6 +164,12 @@ pub(super) async fn profile(name: &str, to: Option<&Path>, context: &Context) ->
         table.row([device.device.clone(), device.spans.to_string()].into_iter().chain(cells));
     }
     context.output.list(&profile.devices, &table)?;
+    if !profile.hardware.is_empty() {
+        let mut table = Table::new(&HARDWARE);
+        profile.hardware.iter().for_each(|hardware| table.row(hardware.cells()));
+        context.output.text("\n")?;
+        context.output.list(&profile.hardware, &table)?;
+    }
     context.output.text(&format!("\n{}", sentences(&profile).join("\n") + "\n"))?;
     if let Some(path) = to {
         context.output.note(format!("wrote {}", path.display()));
@@ -177,7 +233,32 @@ fn run_report(name: &str, timeline: &[TimelineSpan], tracks: &[Track]) -> Report
         summary
     });
     let lost = timeline.iter().filter(|span| span.lost).count();
-    Report { run: name.to_owned(), devices: tracks.iter().enumerate().map(device).collect(), lost, analysis }
+    let devices = tracks.iter().enumerate().map(device).collect();
+    Report { run: name.to_owned(), devices, hardware: hardware(timeline), lost, analysis }
+}
+
+/// Returns the devices of the workers in order, each worker's CPU first.
+fn hardware(timeline: &[TimelineSpan]) -> Vec<Hardware> {
+    let mut found: BTreeMap<(u32, bool, &str), (usize, SpanDevice)> = BTreeMap::new();
+    for (worker, span) in timeline.iter().filter_map(|span| Some((span.worker?, span))) {
+        for device in &span.devices {
+            let key = (worker, !device.name.starts_with("CPU"), &*device.name);
+            let none = || (0, SpanDevice { busy_us: 0, computations: 0, ..device.clone() });
+            let (tasks, sum) = found.entry(key).or_insert_with(none);
+            *tasks += 1;
+            sum.busy_us = sum.busy_us.saturating_add(device.busy_us);
+            sum.computations = sum.computations.saturating_add(device.computations);
+        }
+    }
+    let row = |((worker, is_gpu, name), (tasks, sum)): ((u32, bool, &str), (usize, SpanDevice))| Hardware {
+        worker,
+        device: printable(name).to_string(),
+        memory_bytes: Some(sum.memory_bytes).filter(|bytes| *bytes > 0),
+        tasks,
+        computations: is_gpu.then_some(sum.computations),
+        seconds: sum.busy_us as f64 / 1e6,
+    };
+    found.into_iter().map(row).collect()
 }
 
 fn sentences(profile: &Report) -> Vec<String> {
@@ -234,7 +315,13 @@ fn page(name: &str, timeline: &[TimelineSpan], profile: &Report) -> String {
         let Shares { kernels, copies, waits, idle } = device.shares;
         vec![device.device.clone(), percent(kernels), percent(copies), percent(waits + idle)]
     }));
-    timeline_page(name, &sentences(profile), &table, &rows)
+    let mut tables = vec![("Shares of the time", table)];
+    if !profile.hardware.is_empty() {
+        let header = HARDWARE.map(|name| name.trim_start_matches('>').to_owned()).to_vec();
+        let body = profile.hardware.iter().map(|hardware| hardware.cells().to_vec());
+        tables.push(("Devices", [header].into_iter().chain(body).collect()));
+    }
+    timeline_page(name, &sentences(profile), &tables, &rows)
 }
 
 /// Returns the parts of a training step from the figures of the run.
@@ -260,7 +347,22 @@ fn training(status: &RunStatus) -> anyhow::Result<TrainingReport> {
     let link = figure("link_latency_seconds").zip(figure("link_bytes_per_second"));
     let slowest_link =
         link.map(|(latency_seconds, bytes_per_second)| SlowestLink { latency_seconds, bytes_per_second });
-    Ok(TrainingReport { run, step_seconds, parts, efficiency, slowest_link, bottleneck, bottleneck_share })
+    let text = |name: &str| status.outputs.get(name).cloned();
+    let (reduction, nccl, devices) = (text("reduction"), text("nccl"), text("devices"));
+    Ok(TrainingReport {
+        run,
+        step_seconds,
+        parts,
+        efficiency,
+        slowest_link,
+        drawn_ahead_share: figure("drawn_ahead_share"),
+        hidden_reduction_share: figure("hidden_reduction_share"),
+        reduction,
+        nccl,
+        devices,
+        bottleneck,
+        bottleneck_share,
+    })
 }
 
 fn print_training(report: &TrainingReport, context: &Context) -> anyhow::Result<ExitCode> {
@@ -270,7 +372,7 @@ fn print_training(report: &TrainingReport, context: &Context) -> anyhow::Result<
     }
     let mut table = Table::new(&["part of a step", ">time", ">share"]);
     for part in &report.parts {
-        table.row([part.part.to_owned(), seconds(part.seconds), percent(part.share)]);
+        table.row([part.part.to_owned(), short_seconds(part.seconds), percent(part.share)]);
     }
     context.output.list(&report.parts, &table)?;
     let efficiency = report.efficiency.map_or_else(String::new, |it| {
@@ -279,8 +381,17 @@ fn print_training(report: &TrainingReport, context: &Context) -> anyhow::Result<
     let link = report.slowest_link.as_ref().map_or_else(String::new, |it| {
         format!("slowest link: {:.0} us, {:.2} GB/s\n", it.latency_seconds * 1e6, it.bytes_per_second / 1e9)
     });
+    let drawn = report.drawn_ahead_share.map_or_else(String::new, |it| format!("steps drawn ahead: {}\n", percent(it)));
+    let hidden = report.hidden_reduction_share.map_or_else(String::new, |it| {
+        format!("hidden by the backward pass: {} of the time of reductions\n", percent(it))
+    });
+    let texts = [("devices", &report.devices), ("reduction", &report.reduction), ("NCCL", &report.nccl)];
+    let texts = texts.into_iter().filter_map(|(name, text)| Some((name, text.as_ref()?)));
+    let texts: String = texts.map(|(name, text)| format!("{name}: {}\n", printable(text))).collect();
     let (name, share) = (report.bottleneck, percent(report.bottleneck_share));
-    context.output.text(&format!("\n{efficiency}{link}bottleneck: {name}, {share} of the time\n"))?;
+    context
+        .output
+        .text(&format!("\n{efficiency}{link}{drawn}{hidden}{texts}bottleneck: {name}, {share} of the time\n"))?;
     Ok(ExitCode::Ok)
 }
 
@@ -289,7 +400,8 @@ mod tests {
     use super::*;
 
     fn span(worker: Option<u32>, kind: TimelineKind, name: &str, begin_us: u64, end_us: u64) -> TimelineSpan {
-        TimelineSpan { worker, kind, name: name.to_owned(), stage: 0, begin_us, end_us, lost: false }
+        let devices = Vec::new();
+        TimelineSpan { worker, kind, name: name.to_owned(), stage: 0, begin_us, end_us, lost: false, devices }
     }
 
     fn timeline() -> Vec<TimelineSpan> {
@@ -320,6 +432,32 @@ mod tests {
     }
 
     #[test]
+    fn devices_of_a_worker_have_the_sums_of_its_tasks() {
+        let mut timeline = timeline();
+        let device = |name: &str, memory_bytes, busy_us, computations| SpanDevice {
+            name: name.to_owned(),
+            memory_bytes,
+            busy_us,
+            computations,
+        };
+        timeline.push(span(Some(2), TimelineKind::Task, "c", 400, 900));
+        let gpu = |busy_us| device("<H100>", 80 << 30, busy_us, 30);
+        timeline[3].devices = vec![device("CPU, 2 threads", 0, 100_000, 0), gpu(1_500_000)];
+        timeline[5].devices = vec![device("CPU, 2 threads", 0, 50_000, 0), gpu(500_000)];
+        let profile = run_report("r", &timeline, &tracks(&timeline).unwrap());
+        let [cpu, h100] = &profile.hardware[..] else { panic!("{:?}", profile.hardware) };
+        let common = (2, 2, None);
+        assert_eq!((cpu.worker, cpu.tasks, cpu.computations), common);
+        assert_eq!((cpu.memory_bytes, cpu.seconds), (None, 0.15));
+        assert_eq!((h100.memory_bytes, h100.tasks, h100.computations), (Some(80 << 30), 2, Some(60)));
+        assert_eq!((&*h100.device, h100.seconds), ("<H100>", 2.0));
+        let page = page("r", &timeline, &profile);
+        assert!(page.contains("<h2>Devices</h2>") && page.contains("<td>&lt;H100&gt;</td>"), "{page}");
+        let without = run_report("r", &self::timeline(), &tracks(&self::timeline()).unwrap());
+        assert!(without.hardware.is_empty() && !super::page("r", &self::timeline(), &without).contains("Devices"));
+    }
+
+    #[test]
     fn work_of_a_lost_worker_is_no_progress() {
         let mut timeline = timeline();
         timeline[2].lost = true;
@@ -340,7 +478,9 @@ mod tests {
                 ("link_bytes_per_second", 3e9),
             ];
             let metrics = figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-            training(&RunStatus { name: "r".into(), metrics, ..RunStatus::default() }).unwrap()
+            let outputs = [("nccl", "no candidate: not found"), ("devices", "H100 on 2 workers")];
+            let outputs = outputs.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
+            training(&RunStatus { name: "r".into(), metrics, outputs, ..RunStatus::default() }).unwrap()
         };
         assert_eq!(
             (with(0.03).bottleneck, with(0.001).bottleneck),
@@ -349,6 +489,8 @@ mod tests {
         assert!((with(0.03).bottleneck_share - 0.3).abs() < 1e-9 && with(0.03).efficiency == Some(0.9));
         let link = SlowestLink { latency_seconds: 2e-5, bytes_per_second: 3e9 };
         assert_eq!(with(0.03).slowest_link, Some(link));
+        assert_eq!(with(0.03).nccl.as_deref(), Some("no candidate: not found"));
+        assert_eq!(with(0.03).devices.as_deref(), Some("H100 on 2 workers"));
         assert!(training(&RunStatus::default()).unwrap_err().to_string().contains("no figures of its steps"));
     }
 }

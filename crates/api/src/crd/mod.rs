@@ -36,6 +36,11 @@ pub fn definition(plural: &str) -> Option<Value> {
     }
 }
 
+/// Returns the schema of the objects of the kind called `plural`; `None` for a word that is no kind.
+pub fn schema(plural: &str) -> Option<Value> {
+    Some(definition(plural)?["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take())
+}
+
 /// Returns [`definition`] as YAML, in its committed form.
 pub fn to_yaml(plural: &str) -> Option<String> {
     let yaml = serde_saphyr::to_string(&definition(plural)?).expect("a definition has text keys and finite numbers");

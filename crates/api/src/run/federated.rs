@@ -35,7 +35,7 @@ pub struct FederatedRun {
     #[serde(default)]
     pub model_encoding: FederatedEncoding,
 
-    /// Time after which a round ends with the updates that it has, 1s to 168h. Not used by FedBuff.
+    /// Time after which a round ends with the updates that it has, 1s to 168h. `FedBuff` uses it with `secureAggregation` only, for a cohort.
     #[serde(default = "default_deadline")]
     #[schemars(extend("x-minimum" = "1s", "x-maximum" = "168h"))]
     pub deadline: Duration,
@@ -49,7 +49,7 @@ pub struct FederatedRun {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub privacy: Option<FederatedPrivacy>,
 
-    /// Secure aggregation: the workers see the sum of the updates of a round, no single update. Absent means off.
+    /// Secure aggregation: the workers see the sum of the updates of a round, or of a cohort with `FedBuff`, no single update. Absent means off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secure_aggregation: Option<SecureAggregation>,
 
@@ -210,11 +210,13 @@ pub struct FederatedClients {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
     pub minimum: Option<u64>,
-    /// Clients that are assigned in addition to `perRound`, in percent of it, 0 to 1,000: a round does not wait for its slowest clients.
+    /// Clients that are assigned in addition to `perRound`, in percent of it, 0 to 1,000: a round does not wait for its slowest clients. With
+    /// `secureAggregation` it requires `FedBuff`: a synchronous round waits for all its clients.
     #[serde(default)]
     #[schemars(range(min = 0, max = 1_000))]
     pub over_selection: u64,
-    /// With `FedBuff`: clients that train at the same time, at least `perRound`; absent means `population`.
+    /// With `FedBuff`: clients that train at the same time, at least `perRound`; absent means `population`. With `secureAggregation` too they are in
+    /// cohorts of `perRound` and `overSelection`; absent means two cohorts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
     pub concurrency: Option<u64>,

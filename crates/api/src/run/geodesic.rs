@@ -33,6 +33,11 @@ pub struct GeodesicRun {
     #[serde(default)]
     pub use_gpus: bool,
 
+    /// Solves the geodesics of the predictions of held-out spectra. Training and estimates of concentrations use the closed form. The report
+    /// compares all engines. Only `ClosedForm` with `decoder: Flow`.
+    #[serde(default)]
+    pub engine: SpectraEngine,
+
     /// Settings of the training.
     #[serde(default)]
     pub training: SpectraTraining,
@@ -111,6 +116,20 @@ words! {
         S3,
         /// Shifting peak, hump, convex band and short-wave edge.
         S4,
+    }
+}
+
+words! {
+    /// What solves a geodesic.
+    #[derive(Default)]
+    pub enum SpectraEngine {
+        /// Quadrature of the conserved quantity, exact in one dimension.
+        #[default]
+        ClosedForm,
+        /// Shooting with a step size per problem and Newton's method. Hundreds of times slower.
+        BatchedShooting,
+        /// Shooting over Christoffel symbols on a grid, which is built for each prediction.
+        ChristoffelGrid,
     }
 }
 

@@ -78,7 +78,8 @@ pub struct ReplayRun {
     #[schemars(range(min = 1, max = 16))]
     pub ensemble: u64,
 
-    /// Logical devices of each worker, which share its part of a batch; absent means none. Results have the same bits with the same `microBatches`.
+    /// Pipelines: logical devices that share a worker's part of a batch, or workers that share the layers of the model; absent means none.
+    /// Results have the same bits with the same `microBatches`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallelism: Option<ReplayParallelism>,
 
@@ -105,6 +106,15 @@ pub struct ReplayRun {
     #[schemars(range(min = 1, max = 1_000))]
     pub min_workers: u64,
 
+    /// TCP connections between each two workers, 1 to 8: one does not fill a link above 10 Gbit/s.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 8))]
+    pub streams: u64,
+
+    /// Whether workers of one host exchange gradients through shared memory; otherwise over TCP, as workers of different hosts do.
+    #[serde(default = "shared_memory")]
+    pub shared_memory: bool,
+
     /// Time after which a worker that sends nothing leaves the group, 100ms to 60s. A worker whose process died leaves at once.
     #[serde(default = "default_detection")]
     #[schemars(extend("x-minimum" = "100ms", "x-maximum" = "60s"))]
@@ -121,6 +131,10 @@ fn default_seed() -> u64 {
 
 fn default_serve() -> u64 {
     SERVE_STEPS
+}
+
+fn shared_memory() -> bool {
+    true
 }
 
 fn default_detection() -> Duration {
@@ -232,7 +246,7 @@ pub struct ReplayInput {
     pub dim: u64,
 }
 
-/// A layer: one of dense, dropout, layerNorm, residual, featureBag and featureAttention, or an activation alone.
+/// A layer: one of dense, dropout, layerNorm, residual, featureBag, featureAttention and tropical, or an activation alone.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ReplayLayer {
@@ -263,7 +277,11 @@ pub struct ReplayLayer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_024))]
     pub heads: Option<u64>,
-    /// Activation: alone, or of the outputs of `dense`, `featureBag` and `featureAttention`.
+    /// Max-plus layer with this many outputs: `y[j] = max(max over i of (x[i] + weight[i][j]), bias[j])`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub tropical: Option<u64>,
+    /// Activation: alone, or of the outputs of `dense`, `tropical`, `featureBag` and `featureAttention`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation: Option<LayerActivation>,
     /// Number of inputs, which must be that of the layer below; absent means it.
@@ -272,7 +290,7 @@ pub struct ReplayLayer {
     pub inputs: Option<u64>,
 }
 
-/// A layer of a residual block: one of dense, dropout and layerNorm, or an activation alone.
+/// A layer of a residual block: one of dense, dropout, layerNorm and tropical, or an activation alone.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResidualLayer {
@@ -287,7 +305,11 @@ pub struct ResidualLayer {
     /// Layer normalization over the values of a sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_norm: Option<ReplayLayerNorm>,
-    /// Activation: alone, or of the outputs of `dense`.
+    /// Max-plus layer with this many outputs: `y[j] = max(max over i of (x[i] + weight[i][j]), bias[j])`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub tropical: Option<u64>,
+    /// Activation: alone, or of the outputs of `dense` and `tropical`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation: Option<LayerActivation>,
     /// Number of inputs, which must be that of the layer below; absent means it.
@@ -453,6 +475,8 @@ words! {
         Rank,
         /// Along a fixed tree of 64 leaves: the same bits for any number of workers, and after any failure.
         PartitionInvariant,
+        /// By the fastest algorithm, also one that does not add by rank: all workers have the same bits, another execution can have others.
+        Fast,
     }
 }
 
@@ -479,10 +503,14 @@ pub struct ReplayCompression {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
     pub share: Option<f64>,
-    /// With `PowerSgd`: rank of the approximation of each matrix, 1 to 64; absent means 1.
+    /// With `PowerSgd` and `Automatic`: rank of the approximation of each matrix, 1 to 64; absent means 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub rank: Option<u64>,
+    /// With `OneBitAdam`: updates with whole gradients before, at least 1 and fewer than the run has; absent means a fifth of `steps`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub warmup_steps: Option<u64>,
 }
 
 words! {
@@ -496,6 +524,10 @@ words! {
         TopK,
         /// Matrices as products of two thin matrices, in two sums.
         PowerSgd,
+        /// After a warm-up one bit per parameter of the means of gradients that AdamW keeps, whose means of squares stay as they are.
+        OneBitAdam,
+        /// None, `Bf16` or `PowerSgd`, one level at a time by the share of the time of steps in which reductions are exposed.
+        Automatic,
     }
 }
 
@@ -517,27 +549,41 @@ impl Default for ReplayBalance {
     }
 }
 
-/// Logical devices of a worker: pipelines of stages. A stage is a thread with some of the operations of the model, cut by measured time;
-/// micro-batches move through the stages, one forward, one backward.
+/// Pipelines of stages. A stage is a thread, or a worker, with some of the operations of the model, cut by measured time; micro-batches move
+/// through the stages, one forward, one backward.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ReplayParallelism {
-    /// Pipelines of each worker, 1 to 16. Each computes a part of the micro-batches.
+    /// Pipelines of each worker, or of the workers, 1 to 16. Each computes a part of the micro-batches, or of the batch.
     #[schemars(range(min = 1, max = 16))]
     pub data: u64,
     /// Stages of each pipeline, 1 to 16, at most the layers of the model.
     #[schemars(range(min = 1, max = 16))]
     pub pipeline: u64,
-    /// Parts of each batch of a worker, a power of two from 1 to 256; absent means 4, and 64 for the whole batch with `order: PartitionInvariant`, which
+    /// Parts of each batch of a worker, or of a pipeline of workers, a power of two from 1 to 256; absent means 4, and 64 for the whole batch with `order: PartitionInvariant`, which
     /// allows no other number.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 256))]
     pub micro_batches: Option<u64>,
+    /// Whether each worker has all pipelines, or the workers are the stages of pipelines.
+    pub over: PipelineDevices,
+}
+
+words! {
+    /// What the stages of pipelines are.
+    #[derive(Default)]
+    pub enum PipelineDevices {
+        /// Threads of each worker.
+        #[default]
+        Devices,
+        /// Workers: `data` times `pipeline` of them. The stages of a lost worker are moved to the others of its pipeline.
+        Workers,
+    }
 }
 
 impl Default for ReplayParallelism {
     fn default() -> Self {
-        Self { data: 1, pipeline: 1, micro_batches: None }
+        Self { data: 1, pipeline: 1, micro_batches: None, over: PipelineDevices::Devices }
     }
 }
 

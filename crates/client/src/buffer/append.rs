@@ -4,8 +4,10 @@
 //! Items of a trajectory go to one partition, in order. A piece is applied together or not at all.
 
 use super::batch::{Column, check_length};
+use super::read::millis;
 use super::spec::invalid;
 use super::{Batch, Buffer};
+use crate::call::Service;
 use crate::error::{Error, PartFailure};
 use crate::write::{Part, WriteResult};
 use bytes::Bytes;
@@ -20,6 +22,7 @@ use engram_wire::WriteBody;
 use futures::future::join_all;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tonic::Request;
 
 /// Items per piece: fewer cost a record of the log each.
 const PIECE_ITEMS: usize = 16;
@@ -45,7 +48,7 @@ pub struct Items {
     pub trajectories: Vec<u64>,
     /// Tags of at most 255 bytes.
     pub tags: Vec<Bytes>,
-    /// Longest wait for the rate limiter; by default none.
+    /// Longest wait until the rate limiter admits the batch; by default none.
     pub wait: Duration,
 }
 
@@ -67,6 +70,14 @@ pub struct Changed {
     pub stale: u64,
 }
 
+/// What an append has written so far.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Handle of each row; 0 = not written yet.
+    handles: Vec<MemoryId>,
+    written: WriteResult,
+}
+
 /// A piece of a batch: a partition and its rows.
 type Piece = (PartitionId, Vec<usize>);
 /// What a group of pieces has written, and the partitions that are full and refuse; or the error, with the first partition of the group.
@@ -76,8 +87,8 @@ impl Buffer {
     /// Appends items.
     ///
     /// # Errors
-    /// A column does not match the schema; the buffer is full and refuses; the limiter did not allow it in time. Nothing was appended then, except
-    /// when other appends took the last room meanwhile: [`Error::Partial`].
+    /// A column does not match the schema; the buffer is full and refuses; the limiter did not allow it in time. Nothing was appended then: when
+    /// other appends take the last room meanwhile, the items that were written are deleted again. [`Error::Partial`]: a part failed otherwise.
     pub async fn append(&self, items: Items) -> Result<Appended, Error> {
         self.check(&items)?;
         if items.count == 0 {
@@ -90,16 +101,31 @@ impl Buffer {
         }
         let partitions = self.client().map()?.partition_count();
         let batch = Rows { buffer: self, items: &items, columns: &columns, at_ms: now_ms(), partitions };
-        let mut appended = Appended { handles: vec![MemoryId(0); items.count], removed: 0 };
-        for pieces in batch.deal() {
-            let full = batch.write(&pieces, &mut appended).await?;
-            for (partition, rows) in pieces.iter().filter(|(partition, _)| full.contains(partition)) {
-                for &row in rows {
-                    batch.place(*partition, row, &mut appended).await?;
-                }
+        self.admit(items.wait).await?;
+        let mut progress = Progress { handles: vec![MemoryId(0); items.count], ..Progress::default() };
+        match batch.append_all(&mut progress).await {
+            Ok(()) => Ok(Appended { handles: progress.handles, removed: progress.written.outcome.evicted }),
+            Err(error @ Error::Rejected(_)) if is_full(&error) => {
+                let written: Vec<_> = progress.handles.into_iter().filter(|handle| handle.0 != 0).collect();
+                self.delete(&written).await?;
+                Err(error)
             }
+            Err(error) => Err(error),
         }
-        Ok(appended)
+    }
+
+    /// Waits until the rate limiter admits a batch, before any of its messages is sent.
+    async fn admit(&self, wait: Duration) -> Result<(), Error> {
+        if self.spec().limiter.is_none() {
+            return Ok(());
+        }
+        let client = self.client();
+        let message =
+            v1::WriteItemsRequest { admit: self.name().to_owned(), wait_ms: millis(wait), ..Default::default() };
+        let call = |mut worker: Service, request: Request<v1::WriteItemsRequest>| async move {
+            worker.buffers().write_items(request.map(|message| futures::stream::iter([message]))).await
+        };
+        client.call_any(client.write().waiting(wait), message, call).await.map(drop)
     }
 
     /// Sets priorities; handles of removed items are counted as stale. Of a repeated handle the last priority counts.
@@ -205,8 +231,17 @@ impl Buffer {
         if items + count as u64 <= self.spec().capacity {
             return Ok(());
         }
-        let text = format!("buffer is full: {items} items of {}, and {count} more do not fit", self.spec().capacity);
-        Err(Error::rejected(Problem::of(ProblemKind::BufferFull, text)))
+        Err(self.full(items, count))
+    }
+
+    /// Returns the error of `count` items that do not fit.
+    fn full(&self, items: u64, count: usize) -> Error {
+        let (name, capacity) = (self.name(), self.spec().capacity);
+        let room = capacity.saturating_sub(items);
+        let text = format!(
+            "buffer {name} is full: {items} items of capacity {capacity}, {count} more are not allowed; allowed: {room} (remover: Refuse)"
+        );
+        Error::rejected(Problem::of(ProblemKind::BufferFull, text))
     }
 }
 
@@ -220,6 +255,18 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
+    async fn append_all(&self, progress: &mut Progress) -> Result<(), Error> {
+        for pieces in self.deal() {
+            let full = self.write(&pieces, progress).await?;
+            for (partition, rows) in pieces.iter().filter(|(partition, _)| full.contains(partition)) {
+                for &row in rows {
+                    self.place(*partition, row, progress).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the partition at this index, modulo their number.
     fn partition(&self, index: u32) -> PartitionId {
         let partitions = self.buffer.partitions();
@@ -277,39 +324,37 @@ impl Rows<'_> {
     }
 
     /// Appends a row to a partition with room, after the one that has none.
-    async fn place(&self, full: PartitionId, row: usize, appended: &mut Appended) -> Result<(), Error> {
+    async fn place(&self, full: PartitionId, row: usize, progress: &mut Progress) -> Result<(), Error> {
         for partition in self.buffer.partitions().iter().filter(|partition| **partition != full) {
             let pieces = [(*partition, vec![row])];
-            if self.write(&pieces, appended).await?.is_empty() {
+            if self.write(&pieces, progress).await?.is_empty() {
                 return Ok(());
             }
         }
-        let count = appended.handles.iter().filter(|handle| handle.0 != 0).count();
-        let text =
-            format!("buffer is full: other appends took the room; {count} of {} items were appended", self.items.count);
-        Err(Error::rejected(Problem::of(ProblemKind::BufferFull, text)))
+        // Other appends took the room.
+        Err(self.buffer.full(self.buffer.spec().capacity, self.items.count))
     }
 
     /// Appends pieces, at most one per partition. Returns the partitions that are full and refuse.
-    async fn write(&self, pieces: &[Piece], appended: &mut Appended) -> Result<Vec<PartitionId>, Error> {
+    async fn write(&self, pieces: &[Piece], progress: &mut Progress) -> Result<Vec<PartitionId>, Error> {
         let groups = self.groups(pieces);
-        let (written, full) = conclude(join_all(groups.iter().map(|pieces| self.write_group(pieces))).await)?;
-        appended.removed += written.outcome.evicted;
+        let (written, full) = match conclude(join_all(groups.iter().map(|pieces| self.write_group(pieces))).await) {
+            Ok(written) => written,
+            Err(error) => return Err(with_earlier(std::mem::take(&mut progress.written), pieces[0].0, error)),
+        };
         for (partition, first) in &written.first_items {
             let piece = pieces.iter().find(|(of, _)| of == partition);
             let rows = piece.map_or(&[][..], |(_, rows)| rows);
             for (row, handle) in rows.iter().zip(handles(*first, rows.len() as u64, self.partitions)) {
-                appended.handles[*row] = handle;
+                progress.handles[*row] = handle;
             }
         }
+        progress.written.merge(written);
         Ok(full)
     }
 
-    /// Groups pieces that are sent together. With a rate limiter all are: it admits a message at a time.
+    /// Groups pieces that are sent together.
     fn groups<'a>(&self, pieces: &'a [Piece]) -> Vec<&'a [Piece]> {
-        if self.buffer.spec().limiter.is_some() {
-            return vec![pieces];
-        }
         let bytes = |piece: &Piece| piece.1.iter().map(|row| self.columns.bytes(*row)).sum::<usize>();
         let total: usize = pieces.iter().map(bytes).sum();
         pieces.chunks(pieces.len().div_ceil(total.div_ceil(GROUP_BYTES).max(1)).max(1)).collect()
@@ -385,6 +430,21 @@ fn conclude(results: Vec<GroupResult>) -> Result<(WriteResult, Vec<PartitionId>)
     }
 }
 
+/// Returns the error of a batch, of which earlier messages have written a part.
+fn with_earlier(mut earlier: WriteResult, partition: PartitionId, error: Error) -> Error {
+    if earlier.versions.is_empty() {
+        return error;
+    }
+    let failures = match error {
+        Error::Partial { written, failures } => {
+            earlier.merge(*written);
+            failures
+        }
+        error => vec![PartFailure { partition, error }],
+    };
+    Error::Partial { written: Box::new(earlier), failures }
+}
+
 fn is_full(error: &Error) -> bool {
     error.kind() == ProblemKind::BufferFull
 }
@@ -399,4 +459,24 @@ fn pick_column<T: Clone>(column: &[T], rows: &[usize]) -> Vec<T> {
 
 fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::write::Version;
+    use engram_memory::{Lsn, Term};
+
+    #[test]
+    fn error_of_a_later_message_reports_what_earlier_ones_have_written() {
+        let wait = || Error::rejected(Problem::of(ProblemKind::BufferWait, "waiting for samples"));
+        let partition = PartitionId(1);
+        assert!(matches!(with_earlier(WriteResult::default(), partition, wait()), Error::Rejected(_)));
+        let version = Version { partition, term: Term(1), lsn: Lsn(1), replicas: 2, durable: true };
+        let earlier = WriteResult { versions: vec![version], ..WriteResult::default() };
+        let Error::Partial { written, failures } = with_earlier(earlier.clone(), PartitionId(2), wait()) else {
+            panic!("a part was written")
+        };
+        assert_eq!((*written, failures.len(), failures[0].partition), (earlier, 1, PartitionId(2)));
+    }
 }

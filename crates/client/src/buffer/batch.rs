@@ -56,6 +56,8 @@ pub struct Batch {
     pub handles: Vec<MemoryId>,
     /// Importance weights in (0, 1] of a prioritized sample; empty otherwise.
     pub weights: Vec<f32>,
+    /// Of a local sample: factor of the sum of weighted gradients, `T_k / (T b_k)`; sums of members are added and divided by nothing.
+    pub scale: Option<f64>,
     /// Priorities before the exponent.
     pub priorities: Vec<f64>,
     /// Policy versions.
@@ -110,6 +112,7 @@ impl Batch {
         for part in parts {
             batch.handles.extend(part.handles.into_iter().map(MemoryId));
             batch.missing.extend(part.missing.into_iter().map(MemoryId));
+            batch.scale = batch.scale.or(part.scale);
             batch.weights.extend(part.weights);
             batch.priorities.extend(part.priorities);
             batch.versions.extend(part.versions);

@@ -181,6 +181,7 @@ impl<'a> Gather<'a> {
             columns: columns.collect::<Result<_, Error>>()?,
             handles: handles.into_iter().map(MemoryId).collect(),
             weights: Vec::new(),
+            scale: None,
             priorities: pick(messages, order, |batch| &batch.priorities)?,
             versions: pick(messages, order, |batch| &batch.versions)?,
             trajectories: pick(messages, order, |batch| &batch.trajectories)?,

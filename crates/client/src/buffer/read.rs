@@ -6,6 +6,7 @@ use crate::call::{Failure, Service};
 use crate::client::Client;
 use crate::error::Error;
 use crate::map::Map;
+use crate::read::{next, opened};
 use engram_memory::edge::ShortNumber;
 use engram_memory::{MemoryId, Ordinal};
 use engram_proto::v1;
@@ -149,6 +150,9 @@ pub struct Sample {
     pub rank: u32,
     /// Number of members; at least 1.
     pub world: u32,
+    /// Of prioritized sampling: draws `count` items, a number of this member's choice, from its own partitions, which are every world-th of the
+    /// buffer's. [`Batch::scale`] makes the sum over all members unbiased.
+    pub local: bool,
     /// Longest wait for items or for the limiter; by default none.
     pub wait: Duration,
 }
@@ -157,7 +161,7 @@ impl Sample {
     /// Returns a request for `count` items with all fields.
     pub const fn new(by: SampleBy, count: u32, seed: u64, step: u64) -> Self {
         let (fields, wait) = (Fields::All, Duration::ZERO);
-        Self { by, count, seed, step, fields, version: 0, rank: 0, world: 1, wait }
+        Self { by, count, seed, step, fields, version: 0, rank: 0, world: 1, local: false, wait }
     }
 }
 
@@ -180,6 +184,7 @@ impl Buffer {
             version: sample.version,
             rank: sample.rank,
             world: sample.world,
+            local: sample.local,
             wait_ms: millis(sample.wait),
         };
         self.stream(
@@ -289,11 +294,12 @@ impl Buffer {
         loop {
             let response = async {
                 let (map, owner, service) = worker(client)?;
-                let request = client.request(message.clone(), client.attempt(&retry));
+                let deadline = client.attempt(&retry);
                 let read = async {
-                    let mut parts = call(service, request).await?.into_inner();
+                    let mut parts = opened(deadline, call(service, client.request(message.clone(), deadline))).await?;
                     let mut read = Vec::new();
-                    while let Some(part) = parts.message().await? {
+                    // A worker may stop in the middle of its answer.
+                    while let Some(part) = next(&mut parts, client.attempt(&retry)).await? {
                         read.push(part);
                     }
                     Ok(read)
@@ -308,6 +314,6 @@ impl Buffer {
     }
 }
 
-fn millis(duration: Duration) -> u32 {
+pub(super) fn millis(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }

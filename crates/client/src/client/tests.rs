@@ -231,7 +231,25 @@ async fn response_of_an_unexecuted_part_has_a_certain_outcome_and_keeps_the_prim
     for failure in [Failure::timed_out(), Failure::of(Problem::of(ProblemKind::OutcomeUnknown, "injected"))] {
         let (error, lost) = attempt(Err(failure)).await;
         assert!(matches!(error, Error::OutcomeUnknown { partition: P, seq: 1, .. }), "{error:?}");
+        assert!(error.to_string().contains("worker 1"), "{error}");
         assert_eq!(lost, Some(Ordinal(1)));
+    }
+}
+
+#[tokio::test]
+async fn writes_name_the_worker_that_does_not_open_their_session() {
+    // Accepts connections, and never reads from them.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let write_deadline = Duration::from_millis(300);
+    let client = Client::with_external_map(Options { write_deadline, ..Options::new(Vec::<String>::new()) });
+    client.set_map(Map::try_from(map_response(5, 2, &address)).unwrap());
+    let session = client.session();
+    // The second one waits for the session that the first one opens.
+    let (opening, waiting) = futures::future::join(session.decay(0.5), session.decay(0.5)).await;
+    for error in [opening.unwrap_err(), waiting.unwrap_err()] {
+        assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
+        assert!(error.to_string().contains("worker 2"), "{error}");
     }
 }
 

@@ -37,11 +37,12 @@ pub struct Generation {
 
 /// Connects the members of a generation.
 pub trait Connect: Send {
-    /// Connects to all other members within `limit`.
+    /// Connects to all other members. `wait` has the limit of an attempt, decides how long a member that does not answer is waited for, and ends with the
+    /// generation.
     ///
     /// # Errors
-    /// The first member that cannot be reached.
-    fn connect(&mut self, generation: &Generation, limit: Duration) -> Result<Box<dyn Transport + Send>, Error>;
+    /// The first member that cannot be reached, and those of `wait`.
+    fn connect(&mut self, generation: &Generation, wait: &mut Wait<'_>) -> Result<Box<dyn Transport + Send>, Error>;
 }
 
 /// How a step ended.

@@ -21,7 +21,7 @@ pub struct GroupOptions {
     pub name: String,
     /// Address on which other members reach this process; `None` for the one from which it reaches the cluster.
     pub address: Option<IpAddr>,
-    /// Time after which a silent member is removed; all other limits follow from it. The same for all members.
+    /// Time after which a silent member is removed; all other limits of the membership follow from it. The same for all members.
     pub timing: Timing,
     /// Below this number of members the group pauses. The same for all members.
     pub min_members: u32,

@@ -12,9 +12,9 @@ impl Engine {
         if self.transport.is_some() {
             return Ok(());
         }
-        let mut transport = self.connect.connect(generation, self.limit)?;
         let mut keep_waiting = suspect(&self.signals, generation);
         let mut wait = Wait::new(self.limit, &generation.cancel, &mut keep_waiting);
+        let mut transport = self.connect.connect(generation, &mut wait)?;
         self.network = measure(&mut *transport, generation.number, &mut wait)?;
         self.shared.counters.set_link(&self.network.link);
         (self.transport, self.plans) = (Some(transport), HashMap::new());

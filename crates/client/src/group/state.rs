@@ -34,7 +34,7 @@ const MAX_BYTES: u64 = 16 << 30;
 const MAX_CONNECTIONS: usize = 64;
 /// Limit of a read or write on a connection.
 const IO_DEADLINE: Duration = Duration::from_secs(10);
-/// How often the listener checks whether it should end.
+/// How often the listener checks whether it should end: a thread that waits in `accept` cannot be interrupted.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The state of this process after some step.

@@ -4,10 +4,9 @@ use super::engine::{Connect, Generation};
 use super::{Security, Shared};
 use engram_collective::message::{HEADER_BYTES, Tag};
 use engram_collective::transport::{Error, Secure, Tcp, TcpOptions, Transport, Wait, resolve};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// Connects members over TCP.
 pub(super) struct TcpConnect {
@@ -17,17 +16,15 @@ pub(super) struct TcpConnect {
 }
 
 impl Connect for TcpConnect {
-    fn connect(&mut self, generation: &Generation, limit: Duration) -> Result<Box<dyn Transport + Send>, Error> {
-        // Peers of higher ranks connect to this one.
-        let limit_of = |peer: usize| (peer < generation.rank).then_some(limit);
-        let addresses = generation.members.iter().enumerate();
-        let addresses = addresses.map(|(peer, (_, it))| resolve(peer, &it.reduce, limit_of(peer)));
-        let addresses: Vec<SocketAddr> = addresses.collect::<Result<_, _>>()?;
-        let options = TcpOptions { connect: limit, ..TcpOptions::default() };
-        let closed = |source| Error::Closed { rank: generation.rank, source: Some(source) };
+    fn connect(&mut self, generation: &Generation, wait: &mut Wait<'_>) -> Result<Box<dyn Transport + Send>, Error> {
+        let Generation { number, members, rank, .. } = generation;
+        let addresses: Vec<String> = members.iter().map(|(_, it)| it.reduce.clone()).collect();
+        let addresses = resolve(*rank, &addresses, wait)?;
+        let options = TcpOptions { connect: wait.limit(), ..TcpOptions::default() };
+        let closed = |source| Error::Closed { rank: *rank, source: Some(source) };
         let secure = self.security.peers().map_err(closed)?;
         let secure = secure.as_ref().map(|it| it as &dyn Secure);
-        let tcp = Tcp::connect(generation.rank, generation.number, &addresses, &self.listener, secure, options)?;
+        let tcp = Tcp::connect_within(*rank, *number, &addresses, &self.listener, secure, options, wait)?;
         Ok(Box::new(Counted { tcp, shared: Arc::clone(&self.shared) }))
     }
 }

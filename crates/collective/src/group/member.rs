@@ -14,6 +14,9 @@ pub enum MemberEvent {
         /// The step.
         step: u64,
     },
+    /// The driver computes gradient sums while it reduces those that are complete, or has ended to do so. Peers that wait for it meanwhile wait for a slow
+    /// member, not for one that is cut off.
+    Computes(bool),
     /// The reduction of all buckets is complete.
     Reduced {
         /// Its generation.
@@ -123,6 +126,8 @@ pub struct Member {
     skipped: bool,
     /// Step whose gradient sums were requested, and whether they are complete.
     sums: Option<(u64, bool)>,
+    /// Whether gradient sums are computed during the reduction.
+    computes: bool,
     prepared: Option<Prepared>,
     flags: BTreeMap<MemberId, bool>,
     last_flag: Option<Prepared>,
@@ -150,6 +155,7 @@ impl Member {
             position,
             skipped: false,
             sums: None,
+            computes: false,
             prepared: None,
             flags: BTreeMap::new(),
             last_flag: None,
@@ -163,12 +169,13 @@ impl Member {
         }
     }
 
-    /// Returns the status of the member.
+    /// Returns the status of the member. One that applies a step is about to compute the next one: its peers wait for a slow member.
     pub const fn report(&self) -> Report {
+        let applies = self.applying.is_some() && matches!(self.stage, Stage::Flagged);
         Report {
             member: self.id,
             generation: self.generation,
-            stage: self.stage,
+            stage: if self.computes || applies { Stage::Computing } else { self.stage },
             fence: self.fence,
             position: self.position,
             skipped: self.skipped,
@@ -184,6 +191,7 @@ impl Member {
         match event {
             MemberEvent::Tick => self.tick(now_ms, &mut actions),
             MemberEvent::Gradients { step } => self.gradients(step, now_ms, &mut actions),
+            MemberEvent::Computes(computes) => self.computes = computes && self.stage == Stage::Reducing,
             MemberEvent::Reduced { generation, step, valid } => {
                 let open = self.stage == Stage::Reducing && self.generation == generation;
                 if open && step == self.position.step + 1 {
@@ -219,6 +227,7 @@ impl Member {
 
     fn enter(&mut self, stage: Stage, now_ms: u64) {
         (self.stage, self.entered_ms) = (stage, now_ms);
+        self.computes = false;
     }
 
     fn send_report(&mut self, now_ms: u64, actions: &mut Vec<MemberAction>) {

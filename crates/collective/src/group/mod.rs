@@ -16,11 +16,10 @@
 //! - All members of a new generation start from the same position: the same step and the same digest of the state.
 //! - A member that returns offers a position; the service compares the digest, never the step number alone.
 
-mod buffers;
+mod joining;
 mod member;
 mod service;
 
-pub use buffers::StepBuffers;
 pub use member::{Member, MemberAction, MemberEvent};
 pub use service::{PauseReason, Service, ServiceAction, ServiceEvent, Settings};
 
@@ -90,12 +89,14 @@ impl Timing {
         3 * self.probe_ms()
     }
 
-    /// Time that a generation change waits for members that must catch up: four detection times.
+    /// Time that a generation change waits for members that must fetch the state, and that a member stays out the first time when a link to a peer failed
+    /// repeatedly: four detection times.
     pub const fn change_ms(self) -> u64 {
         4 * self.detect_ms
     }
 
-    /// Time without a finished step after which a member reports a stall to its caller: twenty detection times.
+    /// Time without a finished step after which a member reports a stall to its caller, and the longest time that a member stays out because of a
+    /// failing link: twenty detection times.
     pub const fn abort_ms(self) -> u64 {
         20 * self.detect_ms
     }
@@ -187,8 +188,7 @@ pub enum Notice {
         /// Whether it is applied or skipped.
         apply: bool,
     },
-    /// Replace the own state: by replay of one committed gradient if exactly one step is missing and the digests before it agree, otherwise by a
-    /// transfer from all sources.
+    /// Replace the own state by that of a source, at this position or a later one.
     CatchUp {
         /// The position to reach.
         position: Position,

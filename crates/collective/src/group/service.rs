@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::joining::Joiners;
 use super::{Cause, MemberId, Notice, Position, Quorum, Record, Report, Stage, Timing};
 
 /// Digests of this many recent steps are remembered, to recognise members that are behind: with steps of a millisecond, those of the
@@ -128,6 +129,14 @@ struct Strike {
     pair: (MemberId, MemberId),
 }
 
+/// Exclusion of a living member whose link to a peer failed repeatedly. It doubles each time: one that lives behind a link that flaps must not cost the
+/// others a stall every few steps.
+#[derive(Debug, Clone, Copy)]
+struct Quarantine {
+    until_ms: u64,
+    lasts_ms: u64,
+}
+
 /// The membership service.
 #[derive(Debug, Clone)]
 pub struct Service {
@@ -142,8 +151,9 @@ pub struct Service {
     /// Members that confirmed the present generation.
     confirmed: BTreeSet<MemberId>,
     strikes: Vec<Strike>,
-    /// Removed for a broken link to a peer: not admitted before this time.
-    quarantine: BTreeMap<MemberId, u64>,
+    /// Removed for a broken link to a peer. Kept for a while after it is over, so that the next one is longer.
+    quarantine: BTreeMap<MemberId, Quarantine>,
+    joiners: Joiners,
     digests: BTreeMap<u64, u64>,
     committed: u64,
     /// A change is due although no member was removed.
@@ -169,6 +179,7 @@ impl Service {
             confirmed: BTreeSet::new(),
             strikes: Vec::new(),
             quarantine: BTreeMap::new(),
+            joiners: Joiners::new(settings.timing),
             reform: false,
             joined_ms: now_ms,
             pause: None,
@@ -232,11 +243,13 @@ impl Service {
         for member in dead {
             self.remove(member, actions);
         }
-        self.quarantine.retain(|_, until_ms| *until_ms > now_ms);
+        self.quarantine.retain(|_, it| it.until_ms + timing.abort_ms() > now_ms);
         // A process outside of the group that does not report is forgotten.
         let (record, silence_ms) = (&self.record, timing.progress_ms());
         self.reports
             .retain(|member, (_, at_ms)| record.members.contains(member) || now_ms.saturating_sub(*at_ms) < silence_ms);
+        let reports = &self.reports;
+        self.joiners.retain(|member| reports.contains_key(&member) && !record.members.contains(&member));
     }
 
     fn probe(
@@ -286,7 +299,7 @@ impl Service {
         let repeated = self.strikes.iter().any(|it| it.pair == pair);
         self.strikes.push(Strike { at_ms: now_ms, generation, pair });
         self.reform = true;
-        let (previous, left) = (self.record.members.len(), self.candidates().len().saturating_sub(1));
+        let (previous, left) = (self.record.members.len(), self.candidates(now_ms).len().saturating_sub(1));
         let allowed = left >= self.settings.min_members.max(1)
             && (self.settings.quorum == Quorum::StoreTerm || 2 * left > previous);
         if repeated && allowed {
@@ -294,7 +307,9 @@ impl Service {
             let rank = |it: MemberId| self.record.members.iter().position(|member| *member == it);
             let worse = |it: MemberId| (failures(it), rank(it));
             let victim = if worse(pair.0) > worse(pair.1) { pair.0 } else { pair.1 };
-            self.quarantine.insert(victim, now_ms + abort_ms);
+            let before = self.quarantine.get(&victim).map(|it| 2 * it.lasts_ms);
+            let lasts_ms = before.unwrap_or(self.settings.timing.change_ms()).min(abort_ms);
+            self.quarantine.insert(victim, Quarantine { until_ms: now_ms + lasts_ms, lasts_ms });
             self.remove(victim, actions);
         }
     }
@@ -308,7 +323,7 @@ impl Service {
             self.remove(member, actions);
             return;
         }
-        if self.quarantine.contains_key(&member) && !self.is_paused() {
+        if self.quarantine.get(&member).is_some_and(|it| it.until_ms > now_ms) && !self.is_paused() {
             return;
         }
         let previous = self.reports.insert(member, (report, now_ms));
@@ -322,8 +337,8 @@ impl Service {
             if previous.is_none() {
                 self.joined_ms = now_ms;
             }
-            if matches!(self.phase, Phase::Stable) && !self.is_ready(&report) {
-                self.catch_up(member, actions);
+            if matches!(self.phase, Phase::Stable) {
+                self.joiner_report(&report, now_ms, actions);
             }
         } else {
             self.member_report(&report, now_ms, actions);
@@ -388,12 +403,22 @@ impl Service {
         self.digests.get(&report.position.step) == Some(&report.position.digest)
     }
 
-    fn catch_up(&self, member: MemberId, actions: &mut Vec<ServiceAction>) {
+    /// Returns the position of the newest member.
+    fn newest(&self) -> Option<Position> {
         let members = self.record.members.iter().filter_map(|it| self.reports.get(it));
-        let current = members.filter(|(it, _)| it.generation == self.record.generation).map(|(it, _)| *it);
-        let Some(newest) = current.clone().map(|it| it.position).max_by_key(|it| it.step) else { return };
-        let sources = current.filter(|it| it.position == newest && it.member != member).map(|it| it.member).collect();
-        self.send(member, Notice::CatchUp { position: newest, sources }, actions);
+        let current = members.filter(|(it, _)| it.generation == self.record.generation);
+        current.map(|(it, _)| it.position).max_by_key(|it| it.step)
+    }
+
+    /// Lets a joiner fetch the state while the group trains.
+    fn joiner_report(&mut self, report: &Report, now_ms: u64, actions: &mut Vec<ServiceAction>) {
+        let Some(newest) = self.newest() else { return };
+        if self.joiners.report(report, self.is_ready(report), newest, now_ms) {
+            let has_newest = |it: &&(Report, u64)| it.0.position == newest && it.0.generation == self.record.generation;
+            let members = self.record.members.iter().filter_map(|it| self.reports.get(it));
+            let sources = members.filter(has_newest).map(|(it, _)| it.member).collect();
+            self.send(report.member, Notice::CatchUp { position: newest, sources }, actions);
+        }
     }
 
     fn is_paused(&self) -> bool {
@@ -410,9 +435,13 @@ impl Service {
         }
     }
 
-    fn joiners(&self) -> impl Iterator<Item = MemberId> {
+    /// Processes that join in the next generation.
+    fn joiners(&self, now_ms: u64) -> impl Iterator<Item = MemberId> {
+        // A group that is paused loses nothing by a stop.
+        let newest = self.newest().filter(|_| !self.is_paused());
+        let is_admitted = move |it: &Report| newest.is_none_or(|newest| self.joiners.is_admitted(it, newest, now_ms));
         let outside = self.reports.values().filter(|(it, _)| !self.is_member(it.member));
-        outside.filter(|(it, _)| self.is_ready(it)).map(|(it, _)| it.member)
+        outside.filter(move |(it, _)| self.is_ready(it) && is_admitted(it)).map(|(it, _)| it.member)
     }
 
     fn advance(&mut self, now_ms: u64, actions: &mut Vec<ServiceAction>) {
@@ -420,11 +449,12 @@ impl Service {
         match &mut self.phase {
             Phase::Stable => {
                 let settled = now_ms.saturating_sub(self.joined_ms) >= timing.probe_ms();
-                let joining = settled && self.joiners().next().is_some();
-                let enough = !self.record.members.is_empty() || self.joiners().count() >= self.settings.min_members;
+                let present = self.joiners(now_ms).count();
+                let joining = settled && present > 0;
+                let enough = !self.record.members.is_empty() || present >= self.settings.min_members;
                 if joining && !enough {
                     // The first generation has to wait for more processes.
-                    let (present, required) = (self.joiners().count(), self.settings.min_members);
+                    let required = self.settings.min_members;
                     self.set_pause(Some(PauseReason::Members { present, required }), actions);
                 }
                 if !self.removed.is_empty() || self.reform || (joining && enough) {
@@ -432,13 +462,13 @@ impl Service {
                     let change =
                         Change { since_ms: now_ms, sent_ms: now_ms, reports: BTreeMap::new(), requested: None };
                     self.phase = Phase::Changing(change);
-                    self.send_fences(actions);
+                    self.send_fences(now_ms, actions);
                 }
             }
             Phase::Changing(change) => {
                 if now_ms.saturating_sub(change.sent_ms) >= timing.probe_ms() {
                     change.sent_ms = now_ms;
-                    self.send_fences(actions);
+                    self.send_fences(now_ms, actions);
                 }
                 self.try_form(now_ms, actions);
             }
@@ -453,15 +483,15 @@ impl Service {
     }
 
     /// Processes that may be part of the next generation.
-    fn candidates(&self) -> Vec<MemberId> {
+    fn candidates(&self, now_ms: u64) -> Vec<MemberId> {
         let members = self.record.members.iter().copied().filter(|it| !self.removed.contains(it));
-        members.chain(self.joiners()).collect()
+        members.chain(self.joiners(now_ms)).collect()
     }
 
-    fn send_fences(&self, actions: &mut Vec<ServiceAction>) {
+    fn send_fences(&self, now_ms: u64, actions: &mut Vec<ServiceAction>) {
         let generation = self.record.generation + 1;
         // A removed member that still runs should stop, too.
-        for member in self.candidates().into_iter().chain(self.removed.iter().copied()) {
+        for member in self.candidates(now_ms).into_iter().chain(self.removed.iter().copied()) {
             self.send(member, Notice::Fence { generation }, actions);
         }
     }
@@ -470,7 +500,7 @@ impl Service {
         let Phase::Changing(change) = &self.phase else { return };
         let timing = self.settings.timing;
         let waited_ms = now_ms.saturating_sub(change.since_ms);
-        let candidates = self.candidates();
+        let candidates = self.candidates(now_ms);
         let complete = !candidates.is_empty() && candidates.iter().all(|it| change.reports.contains_key(it));
         // Without a candidate, members that died are a reason to pause: the caller may start from a checkpoint.
         let is_new = candidates.is_empty() && self.record.members.is_empty();
@@ -515,6 +545,11 @@ impl Service {
                 self.send(report.member, Notice::CatchUp { position: base, sources: sources.clone() }, actions);
             }
             return;
+        }
+        for report in &behind {
+            if !self.record.members.contains(&report.member) {
+                self.joiners.missed(report.member, now_ms);
+            }
         }
         // Survivors keep their order; joiners follow.
         let record = Record { generation: generation + 1, members: sources, position: base };

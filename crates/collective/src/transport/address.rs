@@ -1,26 +1,46 @@
 //! Which address of a peer answers: a name may stand for several, of which some lead nowhere.
 
-use super::Error;
+use super::{Error, Wait};
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
-use std::sync::mpsc;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 /// Most addresses that are tried.
 const MAX_ADDRESSES: usize = 8;
+/// How long a thread sleeps before it checks for cancellation.
+const SLICE: Duration = Duration::from_millis(5);
 
-/// Resolves the address HOST:PORT of a rank: to the one that answers first within the limit, or without a limit to any.
+/// Resolves the addresses HOST:PORT of the ranks below `rank`, which it connects to: each to the one that answers first. Those of the other ranks are not
+/// used, and stay unspecified.
 ///
 /// # Errors
-/// [`Error::Closed`] for the rank: the name is unknown, or no address answers.
-pub fn resolve(rank: usize, address: &str, limit: Option<Duration>) -> Result<SocketAddr, Error> {
-    let closed = |source| Error::Closed { rank, source: Some(source) };
-    let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(closed)?.collect();
-    let found = match (limit, &addresses[..]) {
-        (None, [any, ..]) => Ok(*any),
-        (limit, _) => first_to_answer(&addresses, limit.unwrap_or_default()),
+/// [`Error::Closed`] for a rank whose name is unknown, or of whose addresses none answers; those of `wait`.
+pub fn resolve(rank: usize, addresses: &[String], wait: &mut Wait<'_>) -> Result<Vec<SocketAddr>, Error> {
+    let address = |(peer, address): (usize, &String)| {
+        if peer < rank { resolve_one(peer, address, wait) } else { Ok((Ipv4Addr::UNSPECIFIED, 0).into()) }
     };
-    found.map_err(closed)
+    addresses.iter().enumerate().map(address).collect()
+}
+
+fn resolve_one(rank: usize, address: &str, wait: &mut Wait<'_>) -> Result<SocketAddr, Error> {
+    if let Ok(known) = address.parse() {
+        return Ok(known);
+    }
+    let closed = |source| Error::Closed { rank, source: Some(source) };
+    let (name, limit) = (address.to_owned(), wait.limit());
+    let resolve = move || first_to_answer(&name.to_socket_addrs()?.collect::<Vec<_>>(), limit);
+    let (answer, received) = mpsc::sync_channel(1);
+    // A name service may take longer than a generation lasts: the thread ends with it. Without a receiver the generation is over.
+    let work = move || drop(answer.send(resolve()));
+    std::thread::Builder::new().name("resolver".into()).spawn(work).map_err(closed)?;
+    loop {
+        match received.recv_timeout(SLICE) {
+            Ok(found) => return found.map_err(closed),
+            Err(RecvTimeoutError::Timeout) => wait.idle(rank)?,
+            Err(RecvTimeoutError::Disconnected) => return Err(closed(ErrorKind::NotFound.into())),
+        };
+    }
 }
 
 fn first_to_answer(addresses: &[SocketAddr], limit: Duration) -> io::Result<SocketAddr> {
@@ -57,6 +77,7 @@ fn first(
 mod tests {
     use super::*;
     use std::net::TcpListener;
+    use std::sync::atomic::AtomicBool;
     use std::sync::{Arc, Mutex};
 
     #[test]
@@ -86,7 +107,15 @@ mod tests {
         let open = open.local_addr().unwrap();
         let refused = SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], open.port()));
         assert_eq!(first_to_answer(&[refused, open], Duration::from_secs(60)).unwrap(), open);
-        assert_eq!(resolve(3, &open.to_string(), None).unwrap(), open);
-        assert_eq!(resolve(3, "no port", None).unwrap_err().rank(), Some(3));
+        let resolve = |rank: usize, addresses: &[String]| {
+            let (never, mut keep_waiting) = (AtomicBool::new(false), |_| true);
+            resolve(rank, addresses, &mut Wait::new(Duration::from_secs(60), &never, &mut keep_waiting))
+        };
+        let name = format!("localhost:{}", open.port());
+        // No address, and one that no name service knows: they are not used.
+        let addresses = [open.to_string(), name, "own".to_owned(), "higher.invalid:1".to_owned()];
+        let resolved = resolve(2, &addresses).unwrap();
+        assert_eq!((resolved[0], resolved[1].port(), resolved.len()), (open, open.port(), 4));
+        assert_eq!(resolve(4, &addresses).unwrap_err().rank(), Some(2));
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::message::{self, Tag};
 
 mod address;
+mod connect;
 mod memory;
 mod secure;
 mod shared;
@@ -102,6 +103,16 @@ impl<'a> Wait<'a> {
     /// returns whether to wait once more, for a peer that is slow but alive. `cancel` ends the wait at once.
     pub fn new(limit: Duration, cancel: &'a AtomicBool, keep_waiting: &'a mut dyn FnMut(usize) -> bool) -> Self {
         Self { limit, cancel, keep_waiting, since: None }
+    }
+
+    /// Returns the limit without any progress.
+    pub const fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Returns whether the wait was ended.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancel.load(Ordering::Relaxed)
     }
 
     /// Bytes were moved.

@@ -14,8 +14,8 @@ pub trait Secured: Read + Write + Debug + Send {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Secures the connections of a generation.
-pub trait Secure {
+/// Secures the connections of a generation, several at once.
+pub trait Secure: Sync {
     /// Secures a blocking socket that this process connected; the process of `rank` must answer.
     ///
     /// # Errors

@@ -7,11 +7,13 @@
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::socket::{Socket, accept, dial, hello};
+use super::connect::Opening;
+use super::socket::Socket;
 use super::{Error, MAX_PARKED_BYTES, Parked, Secure, Transport, Wait};
 use crate::message::{self, HEADER_BYTES, Tag};
 
@@ -21,11 +23,11 @@ const SLICE_MS: u16 = 5;
 /// Settings of the connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpOptions {
-    /// Connections per peer. Links above 10 Gbit/s need 2 to 4.
+    /// Connections per peer, at least 1 and the same on all ranks; one through shared memory. Links above 10 Gbit/s need 2 to 4.
     pub streams: usize,
     /// How long to poll for bytes before the thread sleeps: shortens small reductions, uses a processor meanwhile.
     pub spin: Duration,
-    /// Limit for establishing all connections.
+    /// Limit for a connection that fails, and for the answer of a peer.
     pub connect: Duration,
     /// Whether payloads have a checksum between processes of one host, too, where they never leave its memory. Both ends must agree.
     pub checksum_local: bool,
@@ -157,12 +159,10 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Connects to all ranks of a generation. `addresses` has the address of each rank's listener; this rank connects to those below it and accepts
-    /// those above it. Connections of other generations are closed. With `secure` every connection is secured before its first byte, and its other
-    /// end must be the process of its rank.
+    /// As [`Self::connect_within`], without an end and without a peer that is waited for longer than the limit of `options`.
     ///
     /// # Errors
-    /// [`Error::Stalled`] or [`Error::Closed`] for the first rank that is not connected in time.
+    /// As [`Self::connect_within`].
     pub fn connect(
         rank: usize,
         generation: u64,
@@ -171,33 +171,28 @@ impl Tcp {
         secure: Option<&dyn Secure>,
         options: TcpOptions,
     ) -> Result<Self, Error> {
-        let end = Instant::now() + options.connect;
-        let streams = options.streams.max(1);
-        let mut sockets: Vec<Vec<Option<Socket>>> =
-            addresses.iter().map(|_| (0..streams).map(|_| None).collect()).collect();
-        for (peer, address) in addresses.iter().enumerate().take(rank) {
-            for (stream, slot) in sockets[peer].iter_mut().enumerate() {
-                let hello = hello(generation, rank, stream);
-                let socket = dial(*address, secure.map(|it| (it, peer)), hello, options.shared_memory, end);
-                *slot = Some(socket.map_err(|source| Error::Closed { rank: peer, source: Some(source) })?);
-            }
-        }
-        let missing = |sockets: &[Vec<Option<Socket>>]| {
-            (rank + 1..addresses.len()).find(|&peer| sockets[peer].iter().any(Option::is_none))
-        };
-        while let Some(peer) = missing(&sockets) {
-            let stalled = Error::Stalled { rank: peer, after: options.connect };
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(stalled);
-            }
-            // Otherwise another generation, or a connection that ended: the peer tries again.
-            if let Ok(Some((from, stream, socket))) = accept(listener, secure, generation, options.shared_memory, left)
-                && let Some(slot) = sockets.get_mut(from).filter(|_| from > rank).and_then(|it| it.get_mut(stream))
-            {
-                *slot = Some(socket);
-            }
-        }
+        let (never, mut keep_waiting) = (AtomicBool::new(false), |_| false);
+        let mut wait = Wait::new(options.connect, &never, &mut keep_waiting);
+        Self::connect_within(rank, generation, addresses, listener, secure, options, &mut wait)
+    }
+
+    /// Connects to all ranks of a generation. `addresses` has the address of each rank's listener; this rank connects to those below it and accepts
+    /// those above it. Connections of other generations are closed. With `secure` every connection is secured before its first byte, and its other
+    /// end must be the process of its rank. A peer that does not answer may still compute, or wait for another one: `wait` decides for how long it is
+    /// waited for.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] for a lower rank that cannot be reached within the limit of `options`; [`Error::Stalled`] and [`Error::Cancelled`] as `wait` says.
+    pub fn connect_within(
+        rank: usize,
+        generation: u64,
+        addresses: &[SocketAddr],
+        listener: &TcpListener,
+        secure: Option<&dyn Secure>,
+        options: TcpOptions,
+        wait: &mut Wait<'_>,
+    ) -> Result<Self, Error> {
+        let sockets = Opening { rank, generation, secure, options }.open(addresses, listener, wait)?;
         let mut peers = Vec::with_capacity(addresses.len());
         for (peer, sockets) in sockets.into_iter().enumerate() {
             let streams: io::Result<Vec<Stream>> =
@@ -213,7 +208,12 @@ impl Tcp {
         self.counters
     }
 
-    /// Returns the number of connections through shared memory.
+    /// Returns the largest number of connections to a peer.
+    pub fn streams(&self) -> usize {
+        self.peers.iter().map(|peer| peer.streams.len()).max().unwrap_or(0)
+    }
+
+    /// Returns the number of peers that are reached through shared memory.
     pub fn shared_connections(&self) -> usize {
         let streams = self.peers.iter().flat_map(|peer| &peer.streams);
         streams.filter(|stream| matches!(stream.socket, Socket::Shared(_))).count()

@@ -2,7 +2,8 @@
 
 use engram_collective::group::{Quorum, Settings, Timing};
 
-use crate::world::{Random, SERVICE};
+use crate::random::Random;
+use crate::world::SERVICE;
 
 /// An injected bug of the drivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +16,12 @@ pub(crate) enum Bug {
     PublishesBeforeRecord,
     /// A stopped process still reports and answers probes, and its peers do not report missing chunks.
     HeartbeatWithoutProgress,
+    /// A member commits as soon as it has reduced, without the flags of the others.
+    CommitsAlone,
+    /// The last member of a group applies a gradient of zeros.
+    DropsGradientsAlone,
+    /// A process that starts later does not report to the service.
+    NeverReturns,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,13 +47,15 @@ pub(crate) struct Plan {
     pub(crate) members: usize,
     pub(crate) settings: Settings,
     pub(crate) loss: f64,
+    /// Time of a transfer of the state.
+    pub(crate) fetch_ms: u64,
     pub(crate) faults: Vec<(u64, Fault)>,
 }
 
 impl Plan {
     pub(crate) fn quiet(members: usize, detect_ms: u64) -> Self {
         let settings = Settings { timing: Timing::new(detect_ms), min_members: 1, quorum: Quorum::StoreTerm };
-        Self { seed: 7, members, settings, loss: 0.0, faults: Vec::new() }
+        Self { seed: 7, members, settings, loss: 0.0, fetch_ms: 10, faults: Vec::new() }
     }
 
     pub(crate) fn random(seed: u64) -> Self {
@@ -77,7 +86,8 @@ impl Plan {
             ));
         }
         let loss = [0.0, 0.0, 0.01, 0.05][random.below(4) as usize];
-        Self { seed, members, settings, loss, faults }
+        let fetch_ms = [5, 20, 60, 300][random.below(4) as usize];
+        Self { seed, members, settings, loss, fetch_ms, faults }
     }
 }
 
@@ -88,7 +98,6 @@ pub(crate) struct Summary {
     pub(crate) generations: u64,
     pub(crate) repeated_reductions: u64,
     pub(crate) finished_by_service: u64,
-    pub(crate) replays: u64,
     pub(crate) transfers: u64,
     pub(crate) deposed: u64,
     pub(crate) longest_gap_ms: u64,
@@ -100,7 +109,6 @@ impl std::ops::AddAssign for Summary {
         self.generations += other.generations;
         self.repeated_reductions += other.repeated_reductions;
         self.finished_by_service += other.finished_by_service;
-        self.replays += other.replays;
         self.transfers += other.transfers;
         self.deposed += other.deposed;
         self.longest_gap_ms = self.longest_gap_ms.max(other.longest_gap_ms);

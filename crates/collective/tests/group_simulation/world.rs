@@ -1,48 +1,26 @@
-//! The simulated world: time, network, members, service and store.
+//! The simulated world: time, network, service and store.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use engram_collective::group::{
     Cause, Member, MemberAction, MemberEvent, MemberId, Notice, Position, Prepared, Record, Report, Service,
-    ServiceAction, ServiceEvent, Stage, StepBuffers, Suspicion,
+    ServiceAction, ServiceEvent, Stage, Suspicion,
 };
 
+use crate::buffers::StepBuffers;
 use crate::check::{Checker, Entry};
+use crate::node::{Node, Reduction};
 use crate::plan::{Bug, Fault, Plan, Summary};
+use crate::random::{Random, mix};
 
 /// Most processes of a run, replacements included.
 const PROCESSES: usize = 24;
 /// Address of the service in the network.
 pub(crate) const SERVICE: usize = PROCESSES;
 
-/// SplitMix64.
 #[derive(Debug, Clone)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn chance(&mut self, probability: f64) -> bool {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64 <= probability && probability > 0.0
-    }
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-#[derive(Debug, Clone)]
-enum Payload {
+pub(crate) enum Payload {
     Report(Report),
     Notice(u64, Notice),
     Probe,
@@ -52,61 +30,44 @@ enum Payload {
 }
 
 #[derive(Debug, Clone)]
-enum Item {
-    Deliver { from: usize, to: usize, payload: Payload },
+pub(crate) enum Item {
+    Deliver {
+        from: usize,
+        to: usize,
+        payload: Payload,
+    },
     Tick(usize),
     ServiceTick,
-    Gradients { node: usize, computation: u64 },
-    Broken { node: usize, generation: u64, peer: usize },
-    Fetch { node: usize, position: Position, sources: Vec<MemberId>, attempt: u32, computation: u64 },
-    Stored { term: u64, record: Record },
+    Gradients {
+        node: usize,
+        computation: u64,
+    },
+    Broken {
+        node: usize,
+        generation: u64,
+        peer: usize,
+    },
+    /// A member requests the state of a source.
+    Fetch {
+        node: usize,
+        position: Position,
+        sources: Vec<MemberId>,
+    },
+    /// The state that a source had then has arrived, if it still lives.
+    Fetched {
+        node: usize,
+        source: usize,
+        history: Vec<Entry>,
+    },
+    Stored {
+        term: u64,
+        record: Record,
+    },
     Fault(Fault),
     Continue(usize),
     Heal((usize, usize)),
     TakeOver,
     EndOverlap,
-}
-
-#[derive(Debug)]
-struct Reduction {
-    generation: u64,
-    step: u64,
-    members: Vec<MemberId>,
-    since_ms: u64,
-    done: bool,
-}
-
-struct Node {
-    member: Member,
-    history: Vec<Entry>,
-    buffers: StepBuffers,
-    alive: bool,
-    /// Its host lives: a probe of the dead process is refused.
-    refuses: bool,
-    stopped: bool,
-    /// What arrived while the process was stopped.
-    waiting: Vec<Item>,
-    computation: u64,
-    computing: u64,
-    reduction: Option<Reduction>,
-    reduced_steps: BTreeSet<u64>,
-    inbox: BTreeMap<(u64, u64, usize), Vec<f32>>,
-}
-
-impl Node {
-    fn digest(&self) -> u64 {
-        self.history.last().map_or(0, |it| it.digest)
-    }
-
-    fn push(&mut self, gradient: Option<Vec<f32>>) {
-        let fold = |digest: u64, values: &Vec<f32>| values.iter().fold(digest, |d, v| mix(d ^ u64::from(v.to_bits())));
-        let digest = gradient.as_ref().map_or(self.digest(), |it| fold(self.digest().wrapping_add(1), it));
-        self.history.push(Entry { gradient, digest });
-    }
-
-    fn position(&self) -> Position {
-        Position { step: self.history.len() as u64, digest: self.digest() }
-    }
 }
 
 pub(crate) struct World {
@@ -193,6 +154,7 @@ impl World {
             waiting: Vec::new(),
             computation: 0,
             computing: 0,
+            fetches: false,
             reduction: None,
             reduced_steps: BTreeSet::new(),
             inbox: BTreeMap::new(),
@@ -204,12 +166,7 @@ impl World {
     /// Runs to the end: all faults, then a quiet time in which the group must make progress and take in all living processes.
     pub(crate) fn run(mut self) -> Result<Summary, String> {
         let timing = self.plan.settings.timing;
-        let duration = |fault: &Fault| match *fault {
-            Fault::Stop { for_ms, .. } | Fault::Cut { for_ms, .. } if for_ms < 10_000 => for_ms,
-            Fault::Failover { after_ms, .. } => after_ms,
-            _ => 0,
-        };
-        let healed = self.plan.faults.iter().map(|(at, fault)| at + duration(fault)).max().unwrap_or(0);
+        let healed = self.healed();
         self.run_until(healed);
         let before = self.checker.committed_step();
         self.run_until(healed + timing.abort_ms());
@@ -233,12 +190,42 @@ impl World {
         if let Some(violation) = self.checker.violation {
             return Err(violation);
         }
-        if self.missing() > 0 && self.bug.is_none() {
+        if self.missing() > 0 && matches!(self.bug, None | Some(Bug::NeverReturns)) {
             return Err(format!("{} living processes are not members; {}", self.missing(), self.status()));
         }
         self.summary.steps = self.checker.committed_step();
         self.summary.generations = self.checker.generations();
         Ok(self.summary)
+    }
+
+    /// Time at which the last fault is over.
+    fn healed(&self) -> u64 {
+        let duration = |fault: &Fault| match *fault {
+            Fault::Stop { for_ms, .. } | Fault::Cut { for_ms, .. } if for_ms < 10_000 => for_ms,
+            Fault::Failover { after_ms, .. } => after_ms,
+            _ => 0,
+        };
+        self.plan.faults.iter().map(|(at, fault)| at + duration(fault)).max().unwrap_or(0)
+    }
+
+    /// Runs through all faults and on for a minute at most. Returns the number of living processes outside of the group when the last fault is over, and
+    /// the milliseconds from then until there are none.
+    pub(crate) fn time_to_rejoin(mut self) -> (usize, u64) {
+        let healed = self.healed();
+        self.run_until(healed);
+        let missing = self.missing();
+        let whole = (healed..healed + 60_000).step_by(10).find(|at| {
+            self.run_until(*at);
+            self.missing() == 0
+        });
+        (missing, whole.expect("all processes are members again") - healed)
+    }
+
+    /// Runs for some time; returns what it reached, and whether all running processes are members.
+    pub(crate) fn run_for(mut self, milliseconds: u64) -> (Summary, bool) {
+        self.run_until(milliseconds);
+        assert_eq!(self.checker.violation, None);
+        (self.summary, self.missing() == 0)
     }
 
     /// Number of running processes outside of the group.
@@ -295,9 +282,11 @@ impl World {
     fn target(item: &Item) -> Option<usize> {
         match item {
             Item::Deliver { to, .. } if *to != SERVICE => Some(*to),
-            Item::Tick(node) | Item::Gradients { node, .. } | Item::Broken { node, .. } | Item::Fetch { node, .. } => {
-                Some(*node)
-            }
+            Item::Tick(node)
+            | Item::Gradients { node, .. }
+            | Item::Broken { node, .. }
+            | Item::Fetch { node, .. }
+            | Item::Fetched { node, .. } => Some(*node),
             _ => None,
         }
     }
@@ -338,9 +327,8 @@ impl World {
                 let suspicion = Suspicion { peer: MemberId(peer as u64), cause: Cause::Broken };
                 self.member_event(node, MemberEvent::PeerFailed { generation, suspicion });
             }
-            Item::Fetch { node, position, sources, attempt, computation } => {
-                self.fetch(node, position, sources, attempt, computation);
-            }
+            Item::Fetch { node, position, sources } => self.fetch(node, position, &sources),
+            Item::Fetched { node, source, history } => self.fetched(node, source, history),
             Item::Stored { term, record } => self.stored(term, record),
             Item::Fault(fault) => self.fault(fault),
             Item::Continue(node) => {
@@ -563,58 +551,53 @@ impl World {
         for other in others {
             target.iter_mut().zip(&node.inbox[&key(other)]).for_each(|(sum, value)| *sum += value);
         }
+        if bug == Some(Bug::DropsGradientsAlone) && reduction.members.len() == 1 {
+            target.fill(0.0);
+        }
         if bug == Some(Bug::ReducesInPlace) {
             let reduced = target.to_vec();
             node.buffers.sums_mut().copy_from_slice(&reduced);
         }
         // As a check for infinite values, it depends on the reduced gradient alone.
         let valid = !mix(generation << 32 | step).is_multiple_of(50);
+        let others: Vec<MemberId> = reduction.members.iter().copied().filter(|it| it.0 != index as u64).collect();
         self.member_event(index, MemberEvent::Reduced { generation, step, valid });
+        if bug == Some(Bug::CommitsAlone) {
+            let flag = Prepared { generation, step, valid };
+            others.into_iter().for_each(|from| self.member_event(index, MemberEvent::Flag { from, flag }));
+        }
     }
 
-    fn fetch(&mut self, index: usize, position: Position, sources: Vec<MemberId>, attempt: u32, computation: u64) {
-        if self.nodes[index].computation != computation {
-            return;
-        }
+    /// As in the driver of a training: one member at a time is the source of the whole state.
+    fn fetch(&mut self, index: usize, position: Position, sources: &[MemberId]) {
         if self.bug == Some(Bug::TrustsStepNumber) && self.nodes[index].position().step > 0 {
+            self.nodes[index].fetches = false;
             self.member_event(index, MemberEvent::CaughtUp { position });
             return;
         }
-        let reachable = |it: &&MemberId| {
-            let source = it.0 as usize;
-            let node = &self.nodes[source];
-            node.alive && !node.stopped && !self.is_cut(index, source) && node.position().step >= position.step
+        let reachable = |source: &usize| {
+            let node = &self.nodes[*source];
+            node.alive && !node.stopped && !self.is_cut(index, *source)
         };
-        let candidates: Vec<usize> = sources.iter().filter(reachable).map(|it| it.0 as usize).collect();
+        let candidates: Vec<usize> = sources.iter().map(|it| it.0 as usize).filter(reachable).collect();
         if candidates.is_empty() {
-            if attempt < 5 {
-                let item = Item::Fetch { node: index, position, sources, attempt: attempt + 1, computation };
-                self.after(50, item);
-            }
+            self.nodes[index].fetches = false;
             return;
         }
         let source = candidates[self.random.below(candidates.len() as u64) as usize];
-        let own = self.nodes[index].history.clone();
-        let theirs = self.nodes[source].history.clone();
-        if theirs.len() == own.len() + 1 && theirs[..own.len()] == own[..] {
-            // One committed gradient instead of the state.
-            let step = theirs.len() as u64;
-            if theirs[own.len()].gradient.is_some() {
-                let gradient = self.nodes[source].buffers.committed(step).expect("the last committed step").to_vec();
-                self.nodes[index].buffers.install(step, &gradient);
-                self.nodes[index].push(Some(gradient));
-            } else {
-                self.nodes[index].push(None);
-            }
-            self.summary.replays += 1;
-        } else {
-            self.nodes[index].history = theirs;
-            if let Some(gradient) = self.nodes[index].history.last().and_then(|it| it.gradient.clone()) {
-                let step = self.nodes[index].history.len() as u64;
-                self.nodes[index].buffers.install(step, &gradient);
-            }
-            self.summary.transfers += 1;
+        let history = self.nodes[source].history.clone();
+        self.after(self.plan.fetch_ms, Item::Fetched { node: index, source, history });
+    }
+
+    fn fetched(&mut self, index: usize, source: usize, history: Vec<Entry>) {
+        self.nodes[index].fetches = false;
+        let is_inside = self.nodes[index].member.report().generation != 0;
+        if !self.nodes[source].alive || self.is_cut(index, source) || is_inside {
+            return;
         }
+        self.nodes[index].computation += 1;
+        self.nodes[index].history = history;
+        self.summary.transfers += 1;
         let position = self.nodes[index].position();
         self.member_event(index, MemberEvent::CaughtUp { position });
     }
@@ -642,12 +625,14 @@ impl World {
                 MemberAction::Cancel => self.nodes[index].reduction = None,
                 MemberAction::SendFlag { to, flag } => self.send(index, to.0 as usize, Payload::Flag(flag)),
                 MemberAction::Apply { step, apply } => self.apply(index, step, apply),
+                MemberAction::Report(_) if self.bug == Some(Bug::NeverReturns) && index >= self.plan.members => {}
                 MemberAction::Report(report) => self.send(index, SERVICE, Payload::Report(report)),
                 MemberAction::CatchUp { position, sources } => {
                     self.nodes[index].computation += 1;
-                    let computation = self.nodes[index].computation;
-                    let delay = 5 + self.random.below(25);
-                    self.after(delay, Item::Fetch { node: index, position, sources, attempt: 0, computation });
+                    if !std::mem::replace(&mut self.nodes[index].fetches, true) {
+                        let delay = 1 + self.random.below(10);
+                        self.after(delay, Item::Fetch { node: index, position, sources });
+                    }
                 }
                 MemberAction::Left => self.nodes[index].alive = false,
                 MemberAction::Stalled { .. } => {}

@@ -45,10 +45,10 @@ impl std::fmt::Display for BootstrapProgress {
 impl State {
     /// Returns the progress, while there is no map.
     pub(crate) fn bootstrap_progress(&self, options: &Options) -> Option<BootstrapProgress> {
-        (options.bootstraps && self.map.is_none()).then(|| {
+        (options.bootstraps && self.map().is_none()).then(|| {
             let mut progress =
                 BootstrapProgress { workers: self.loading_workers(options), ..BootstrapProgress::default() };
-            for (ordinal, state) in self.members.values().filter(|worker| worker.alive).filter_map(load_of) {
+            for (ordinal, state) in self.living().filter_map(load_of) {
                 progress.loaded += u32::from(state.loaded);
                 progress.done_bytes += state.done_bytes;
                 progress.total_bytes += state.total_bytes;
@@ -62,7 +62,7 @@ impl State {
 
     /// Number of workers that share the snapshot: as reported by those that have finished.
     fn loading_workers(&self, options: &Options) -> u32 {
-        let finished = self.members.values().filter_map(load_of).find(|(_, state)| state.loaded);
+        let finished = self.members().filter_map(load_of).find(|(_, state)| state.loaded);
         finished.map_or_else(|| self.goal.workers(options.workers), |(_, state)| state.workers)
     }
 
@@ -71,8 +71,8 @@ impl State {
         let wait = |why: String| Plan { conditions: vec![why], ..Plan::default() };
         let workers = self.loading_workers(options);
         let done = |ordinal: u32| {
-            let worker = self.members.get(&Ordinal(ordinal)).filter(|worker| worker.alive)?;
-            let state = worker.bootstrap.as_ref().filter(|state| state.loaded)?;
+            let worker = self.workers.get(Ordinal(ordinal)).filter(|worker| worker.alive)?;
+            let state = worker.report.bootstrap.as_ref().filter(|state| state.loaded)?;
             Some((worker.member, (state.workers, state.term)))
         };
         let loaded: Option<Vec<_>> = (0..workers).map(done).collect();
@@ -93,5 +93,5 @@ impl State {
 }
 
 fn load_of(worker: &WorkerState) -> Option<(Ordinal, &v1::BootstrapStatus)> {
-    worker.bootstrap.as_ref().map(|state| (worker.member.ordinal, state))
+    worker.report.bootstrap.as_ref().map(|state| (worker.member.ordinal, state))
 }

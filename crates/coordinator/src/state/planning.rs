@@ -1,11 +1,14 @@
 //! Plans the next map: accepted proposals of workers, and the decisions of the coordinator.
 
-use super::{State, WorkerState};
+use super::workers::{WorkerState, Workers};
+use super::{State, known_map::KnownMap};
 use crate::Options;
+use crate::environment::plan_transfers;
 use engram_cluster::{
-    Change, ClusterObservation, ExpectedEntry, PartitionMap, Plan, WorkerObservation, decide, find_absent,
+    Change, ClusterObservation, ExpectedEntry, LeadershipTransfer, PartitionMap, Plan, WorkerObservation, decide,
+    find_absent,
 };
-use engram_memory::{Ordinal, PartitionId};
+use engram_memory::{Member, Ordinal, PartitionId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Concurrent incoming, and outgoing, transfers per worker.
@@ -39,61 +42,47 @@ pub(crate) struct MapUpdate {
     pub(crate) is_urgent: bool,
 }
 
-impl State {
-    /// Queues proposals of a worker. One based on an entry newer than the known one waits until the map is read:
-    /// another coordinator wrote it.
-    pub(crate) fn propose(&mut self, proposer: Ordinal, proposals: Vec<Proposal>) {
-        let entry = |partition: PartitionId| self.map.as_ref()?.partitions.get(partition.0 as usize);
-        let is_newer = |it: &Proposal| entry(it.partition).is_some_and(|entry| entry.expectation() < it.expected);
-        self.is_overtaken |= proposals.iter().any(is_newer);
-        self.proposals.extend(proposals.into_iter().map(|proposal| ((proposal.partition, proposer), proposal)));
+/// What is to be written next, and what workers and callers are to know about it.
+#[derive(Debug, Default)]
+pub(super) struct Decisions {
+    proposals: Proposals,
+    transfers: Vec<LeadershipTransfer>,
+    conditions: Vec<String>,
+    /// It is shutting down: it accepts no proposals and decides nothing.
+    is_closing: bool,
+}
+
+impl Decisions {
+    /// Returns the transfers of leadership that workers should make.
+    pub(super) fn transfers(&self) -> &[LeadershipTransfer] {
+        &self.transfers
     }
 
-    /// Requeues proposals whose write failed; newer ones stay.
-    pub(crate) fn requeue(&mut self, proposals: Proposals) {
-        for (key, proposal) in proposals {
-            self.proposals.entry(key).or_insert(proposal);
-        }
+    /// Adopts what a plan reports besides changes of the map.
+    fn adopt(&mut self, plan: &mut Plan) {
+        self.conditions = std::mem::take(&mut plan.conditions);
+        self.transfers = std::mem::take(&mut plan.transfers);
     }
+}
 
-    /// Returns the map to write now: all proposals that match the current entries, plus decisions.
-    pub(crate) fn next_map(&mut self, options: &Options, now_ms: u64) -> Option<MapUpdate> {
-        if self.map.is_none() && self.seen_version > 0 && self.lost.is_none() {
-            self.lose_missing(self.seen_version, now_ms);
-        }
-        if let Some(why) = self.take_overdue_loss(now_ms) {
-            tracing::error!(why, "partition map lost");
-        }
-        if let Some(lost) = &self.lost {
-            self.conditions = vec![format!("{lost}; no changes until it is restored: engram partition rebuild-map")];
-            self.transfers.clear();
-            return None;
-        }
-        if self.is_behind() {
-            return None;
-        }
-        let observation = self.observed(options, now_ms);
-        let Some(current) = &self.map else {
-            if self.environment.had_map {
-                self.conditions =
-                    vec!["the partition map is missing, and no connected worker has stored one".to_owned()];
-                return None;
-            }
-            let plan = if options.bootstraps { self.bootstrap(options) } else { decide(None, &observation) };
-            let first = self.take_plan(plan).initial_map?;
-            return Some(MapUpdate { expected: None, map: first, proposals: Proposals::new(), is_urgent: true });
-        };
-        let mut next = current.clone();
-        let (mut changed, mut is_urgent) = (BTreeSet::new(), false);
-        let mut accepted = std::mem::take(&mut self.proposals);
-        accepted.retain(|(partition, proposer), proposal| {
-            let Some(entry) = next.partitions.get_mut(partition.0 as usize) else { return false };
-            let fits = entry.expectation() == proposal.expected && !changed.contains(partition);
+/// The next map in the making. The map store accepts one change per entry at a time.
+struct Draft {
+    map: PartitionMap,
+    changed: BTreeSet<PartitionId>,
+    is_urgent: bool,
+}
+
+impl Draft {
+    /// Applies the proposals that match the current entries, and returns them.
+    fn accept(&mut self, mut proposals: Proposals, workers: &Workers) -> Proposals {
+        proposals.retain(|(partition, proposer), proposal| {
+            let Some(entry) = self.map.partitions.get_mut(partition.0 as usize) else { return false };
+            let fits = entry.expectation() == proposal.expected && !self.changed.contains(partition);
             let deposes = matches!(proposal.change, Change::Promote { .. }) && *proposer != entry.primary;
             // The coordinator decides promotions as long as the current primary is alive here.
             let primary_alive = || {
                 let primary = entry.primary_member().map(|member| member.ordinal);
-                let worker = primary.and_then(|ordinal| self.members.get(&ordinal));
+                let worker = primary.and_then(|ordinal| workers.get(ordinal));
                 worker.is_some_and(|worker| worker.alive && entry.served_by(&worker.member))
             };
             if !fits || (deposes && primary_alive()) {
@@ -102,9 +91,9 @@ impl State {
             match entry.apply(&proposal.change) {
                 Ok(after) => {
                     // A primary that proposes a successor accepts no writes until then; one that adds a replica does.
-                    is_urgent |= !matches!(proposal.change, Change::Add { .. } | Change::Learn(_));
+                    self.is_urgent |= !matches!(proposal.change, Change::Add { .. } | Change::Learn(_));
                     *entry = after;
-                    changed.insert(*partition);
+                    self.changed.insert(*partition);
                     true
                 }
                 Err(illegal) => {
@@ -113,59 +102,143 @@ impl State {
                 }
             }
         });
-        let plan = if self.is_closing() { Plan::default() } else { decide(Some(&next), &observation) };
-        for (partition, change) in &plan.changes {
-            // The map store accepts one change per entry at a time.
-            if changed.contains(partition) {
+        proposals
+    }
+
+    /// Applies planned changes of entries that no proposal has changed.
+    fn apply(&mut self, changes: &[(PartitionId, Change)]) {
+        for (partition, change) in changes {
+            if self.changed.contains(partition) {
                 continue;
             }
-            let entry = &mut next.partitions[partition.0 as usize];
+            let entry = &mut self.map.partitions[partition.0 as usize];
             match entry.apply(change) {
                 Ok(after) => {
-                    is_urgent |= matches!(change, Change::Promote { .. });
+                    self.is_urgent |= matches!(change, Change::Promote { .. });
                     *entry = after;
-                    changed.insert(*partition);
+                    self.changed.insert(*partition);
                 }
                 Err(illegal) => tracing::error!(%partition, ?change, %illegal, "planned an illegal map change"),
             }
         }
-        let expected = Some(next.version);
-        self.take_plan(plan);
-        if !self.is_closing() {
-            self.transfer_from_cordoned(&next);
-        }
-        (!changed.is_empty()).then_some(MapUpdate { expected, map: next, proposals: accepted, is_urgent })
+    }
+}
+
+/// Whether a proposal is based on an entry newer than the known one.
+fn is_newer(known: &KnownMap, proposal: &Proposal) -> bool {
+    let entry = known.entries().get(proposal.partition.0 as usize);
+    entry.is_some_and(|entry| entry.expectation() < proposal.expected)
+}
+
+impl State {
+    /// Returns what keeps the cluster from serving everything with all its replicas.
+    pub(crate) fn conditions(&self) -> &[String] {
+        &self.decisions.conditions
     }
 
-    fn take_plan(&mut self, mut plan: Plan) -> Plan {
-        self.conditions = std::mem::take(&mut plan.conditions);
-        self.transfers = std::mem::take(&mut plan.transfers);
-        plan
+    /// Finishes pending proposals and starts nothing new.
+    pub(crate) const fn close(&mut self) {
+        self.decisions.is_closing = true;
+    }
+
+    pub(crate) const fn is_closing(&self) -> bool {
+        self.decisions.is_closing
+    }
+
+    pub(crate) fn has_proposals(&self) -> bool {
+        !self.decisions.proposals.is_empty()
+    }
+
+    /// Queues proposals of a worker. One based on an entry newer than the known one waits until the map is read:
+    /// another coordinator wrote it.
+    pub(crate) fn propose(&mut self, proposer: Ordinal, proposals: Vec<Proposal>) {
+        if proposals.iter().any(|proposal| is_newer(&self.known, proposal)) {
+            self.known.note_overtaken();
+        }
+        let keyed = proposals.into_iter().map(|proposal| ((proposal.partition, proposer), proposal));
+        self.decisions.proposals.extend(keyed);
+    }
+
+    /// Requeues proposals whose write failed; newer ones stay.
+    pub(crate) fn requeue(&mut self, proposals: Proposals) {
+        for (key, proposal) in proposals {
+            self.decisions.proposals.entry(key).or_insert(proposal);
+        }
+    }
+
+    /// Returns the map to write now: all proposals that match the current entries, plus decisions.
+    pub(crate) fn next_map(&mut self, options: &Options, now_ms: u64) -> Option<MapUpdate> {
+        if let Some(lost) = self.known.check_loss(now_ms) {
+            self.decisions.conditions =
+                vec![format!("{lost}; no changes until it is restored: engram partition rebuild-map")];
+            self.decisions.transfers.clear();
+            return None;
+        }
+        if self.is_behind() {
+            return None;
+        }
+        let observation = self.observed(options, now_ms);
+        let Some(current) = self.map() else { return self.first_map(options, &observation) };
+        let expected = Some(current.version);
+        let mut draft = Draft { map: current.clone(), changed: BTreeSet::new(), is_urgent: false };
+        let proposals = draft.accept(std::mem::take(&mut self.decisions.proposals), &self.workers);
+        let mut plan = if self.is_closing() { Plan::default() } else { decide(Some(&draft.map), &observation) };
+        draft.apply(&plan.changes);
+        self.decisions.adopt(&mut plan);
+        if !self.is_closing() {
+            self.transfer_from_cordoned(&draft.map);
+        }
+        let Draft { map, changed, is_urgent } = draft;
+        (!changed.is_empty()).then_some(MapUpdate { expected, map, proposals, is_urgent })
+    }
+
+    /// Returns the first map of a cluster, once its workers are there.
+    fn first_map(&mut self, options: &Options, observation: &ClusterObservation) -> Option<MapUpdate> {
+        if self.environment.had_map {
+            self.decisions.conditions =
+                vec!["the partition map is missing, and no connected worker has stored one".to_owned()];
+            return None;
+        }
+        let mut plan = if options.bootstraps { self.bootstrap(options) } else { decide(None, observation) };
+        self.decisions.adopt(&mut plan);
+        let map = plan.initial_map?;
+        Some(MapUpdate { expected: None, map, proposals: Proposals::new(), is_urgent: true })
+    }
+
+    /// Adds transfers away from cordoned workers, and drops transfers to them.
+    fn transfer_from_cordoned(&mut self, map: &PartitionMap) {
+        let cordoned = &self.environment.relieved;
+        if cordoned.is_empty() {
+            return;
+        }
+        let alive: BTreeMap<Ordinal, Member> =
+            self.living().map(|worker| (worker.member.ordinal, worker.member)).collect();
+        self.decisions.transfers = plan_transfers(map, cordoned, &alive, &self.decisions.transfers);
     }
 
     pub(crate) fn observed(&self, options: &Options, now_ms: u64) -> ClusterObservation {
+        let detector = self.workers.detector();
         let observe = |worker: &WorkerState| {
             let ordinal = worker.member.ordinal;
             WorkerObservation {
                 member: worker.member,
                 lossless_since: worker.lossless_since,
-                domain: self.domain(ordinal),
-                liveness: self.detector.liveness(ordinal).expect("every known worker is tracked by the detector"),
-                fresh: self.detector.is_fresh(ordinal, now_ms),
+                domain: self.environment.domain(ordinal),
+                liveness: detector.liveness(ordinal).expect("every known worker is tracked by the detector"),
+                fresh: detector.is_fresh(ordinal, now_ms),
                 // Supervised by the process that started them, or by their pod.
                 supervised: true,
                 // A worker that is about to stop gets no new partitions.
                 damped: worker.is_leaving()
                     || self.environment.relieved.contains(&ordinal)
-                    || self.detector.is_damped(ordinal, now_ms),
+                    || detector.is_damped(ordinal, now_ms),
                 leaving_since_ms: worker.leaving_since_ms,
-                disk_full: worker.disk_full,
+                disk_full: worker.report.disk_full,
                 seen_since_ms: worker.connected_since_ms,
-                suspects: worker.suspects.clone(),
+                suspects: worker.report.suspects.clone(),
             }
         };
-        let entries = self.map.as_ref().map_or(&[][..], |map| &map.partitions);
-        let members: Vec<_> = self.members.values().map(observe).collect();
+        let members: Vec<_> = self.members().map(observe).collect();
         ClusterObservation {
             cluster: options.cluster,
             partitions: options.partitions,
@@ -173,22 +246,21 @@ impl State {
             replicas: options.replication_factor,
             keeps_all: options.keeps_all,
             now_ms,
-            age_ms: self.detector.age_ms(now_ms),
-            timing: *self.detector.timing(),
+            age_ms: detector.age_ms(now_ms),
+            timing: *detector.timing(),
             restart_grace_ms: options.restart_grace.as_millis() as u64,
             max_transfers: self.max_transfers(),
-            absent: find_absent(entries, &members, &self.detector, now_ms),
+            absent: find_absent(self.known.entries(), &members, detector, now_ms),
             workers_seen: members,
             draining: self.goal.draining.clone(),
-            braked: self.detector.is_braked(),
-            last_failover_ms: self.last_failover_ms,
+            braked: detector.is_braked(),
+            last_failover_ms: self.known.last_failover_ms(),
         }
     }
 
     fn max_transfers(&self) -> usize {
-        let memories: u64 = self.members.values().map(|worker| worker.memories).sum();
-        let entries = self.map.iter().flat_map(|map| &map.partitions);
-        let replicas: u64 = entries.map(|entry| entry.isr.len() as u64).sum();
+        let memories: u64 = self.members().map(|worker| worker.report.memories).sum();
+        let replicas: u64 = self.known.entries().iter().map(|entry| entry.isr.len() as u64).sum();
         let memories_per_replica = (memories / replicas.max(1)).max(1);
         (MAX_MEMORIES_IN_TRANSFER / memories_per_replica).clamp(MIN_TRANSFERS, MAX_TRANSFERS) as usize
     }
@@ -196,14 +268,14 @@ impl State {
     /// Returns the workers to drain: ordered ones, and those above the number of workers.
     pub(crate) fn draining(&self, options: &Options) -> BTreeSet<Ordinal> {
         let workers = self.goal.workers(options.workers);
-        let in_sync = self.map.iter().flat_map(|map| &map.partitions).flat_map(|entry| &entry.isr);
-        let ordinals = in_sync.map(|member| member.ordinal).chain(self.members.keys().copied());
+        let in_sync = self.known.entries().iter().flat_map(|entry| &entry.isr);
+        let ordinals = in_sync.map(|member| member.ordinal).chain(self.members().map(|worker| worker.member.ordinal));
         ordinals.filter(|ordinal| ordinal.0 >= workers).chain(self.goal.draining.iter().copied()).collect()
     }
 
     /// Number of ordinals that workers may have: desired ones, and those that still hold replicas.
     pub(crate) fn max_workers(&self, options: &Options) -> u32 {
-        let held = self.map.iter().flat_map(|map| &map.partitions).flat_map(|entry| &entry.isr);
+        let held = self.known.entries().iter().flat_map(|entry| &entry.isr);
         let held = held.map(|member| member.ordinal.0 + 1).max().unwrap_or(0);
         held.max(self.goal.workers(options.workers)).max(options.workers)
     }

@@ -1,8 +1,9 @@
 //! Inputs of a coordinator, and the resulting map.
 
+use super::known_map::DELETION_MS;
 use super::*;
 use engram_cluster::{ABSENT_MS, Change, Entry, ExpectedEntry};
-use engram_memory::{ClusterId, PartitionId, Term};
+use engram_memory::{ClusterId, Incarnation, PartitionId, Term};
 
 const LATER: u64 = 10_000;
 
@@ -85,7 +86,11 @@ fn older_process_neither_replaces_nor_ends_the_newer_one() {
     let mut state = State::new(None, Goal::default(), 0);
     assert_eq!(state.accept_hello(hello(1, 4, 40), 0), HelloOutcome::Accepted);
     assert_eq!(state.accept_hello(hello(1, 3, 30), 0), HelloOutcome::Superseded);
-    assert!(!state.heartbeat(&member(1, 3), HeartbeatInfo { ready: true, ..HeartbeatInfo::default() }, LATER));
+    assert!(!state.heartbeat(
+        &member(1, 3),
+        HeartbeatInfo { report: WorkerReport { ready: true, ..WorkerReport::default() }, ..HeartbeatInfo::default() },
+        LATER
+    ));
     assert!(!state.closed(&member(1, 3), LATER), "the end of an older stream does not affect the living process");
     assert!(!state.died(Ordinal(1), None, 3, 0, LATER), "nor does a proof for the older process");
     assert!(!state.died(Ordinal(1), None, 0, 30, LATER), "nor the exit of another process");
@@ -165,10 +170,10 @@ fn death_moves_all_partitions_in_one_write_and_is_remembered() {
     let wanted = state.next_map(&options(2), LATER).unwrap();
     assert!(wanted.map.partitions.iter().all(|entry| entry.primary == Ordinal(0)));
     state.set_map(Some(wanted.map), LATER);
-    assert_eq!(state.last_failover_ms, Some(LATER));
+    assert_eq!(state.known.last_failover_ms(), Some(LATER));
     let map = state.map().cloned();
     state.set_map(map, 2 * LATER);
-    assert_eq!(state.last_failover_ms, Some(LATER), "the same map again is no failover");
+    assert_eq!(state.known.last_failover_ms(), Some(LATER), "the same map again is no failover");
 }
 
 #[test]
@@ -203,7 +208,8 @@ fn unseen_worker_is_lost_if_a_peer_suspects_it_and_one_fault_explains_it() {
         let missed: BTreeSet<_> = (connected..workers).map(Ordinal).collect();
         for ordinal in 0..connected {
             let suspects = if ordinal == 0 { missed.clone() } else { BTreeSet::new() };
-            state.heartbeat(&member(ordinal, 1), HeartbeatInfo { suspects, ..HeartbeatInfo::default() }, LATER);
+            let report = WorkerReport { suspects, ..WorkerReport::default() };
+            state.heartbeat(&member(ordinal, 1), HeartbeatInfo { report, ..HeartbeatInfo::default() }, LATER);
         }
         !state.observed(&options(workers), LATER).absent.is_empty()
     };
@@ -276,11 +282,11 @@ fn missing_map_is_an_error_only_if_the_cluster_outlives_it() {
     let map = state.map().cloned();
     state.map_read(None, LATER);
     assert!(state.next_map(&options(2), LATER).is_none() && state.lost().is_some(), "nothing is written from now on");
-    assert_eq!(state.take_overdue_loss(LATER + DELETION_MS - 1), None, "its cluster may be in deletion");
-    assert!(state.take_overdue_loss(LATER + DELETION_MS).is_some_and(|why| why.contains("missing")));
-    assert_eq!(state.take_overdue_loss(LATER + 2 * DELETION_MS), None, "reported once");
+    assert_eq!(state.known.take_overdue_loss(LATER + DELETION_MS - 1), None, "its cluster may be in deletion");
+    assert!(state.known.take_overdue_loss(LATER + DELETION_MS).is_some_and(|why| why.contains("missing")));
+    assert_eq!(state.known.take_overdue_loss(LATER + 2 * DELETION_MS), None, "reported once");
     state.map_read(map.clone(), LATER);
     state.map_read(None, LATER);
     state.map_read(map, LATER);
-    assert_eq!(state.take_overdue_loss(LATER + DELETION_MS), None, "it was found again");
+    assert_eq!(state.known.take_overdue_loss(LATER + DELETION_MS), None, "it was found again");
 }

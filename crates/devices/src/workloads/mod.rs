@@ -10,7 +10,7 @@ pub use fisher::fisher_matrix;
 pub use grids::{HeatEquation, LifeAutomaton};
 pub use multivector::Algebra;
 pub use product::{max_plus_product, max_plus_product_rows};
-pub use quality::{QualityBatch, quality_pipeline};
+pub use quality::{QualityBatch, advance_quality, quality_pipeline};
 
 use crate::{ComputeDevice, Distribution, Error, Work};
 use engram_kernels::partitioner::{Resource, Strategy};

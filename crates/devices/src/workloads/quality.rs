@@ -1,5 +1,6 @@
 //! A tropical layer, softmax and quality as three stages: pattern pipeline.
 
+use crate::members::{Item, Member, MemberPipelineRun, advance_pipeline};
 use crate::{ComputeDevice, Error, PipelineRun, Stage, run_pipeline};
 use engram_tropical::{Layer, Matrix};
 
@@ -26,22 +27,59 @@ pub fn quality_pipeline(
     batches: Vec<QualityBatch>,
     run: &PipelineRun,
 ) -> Result<Vec<QualityBatch>, Error> {
+    run_pipeline(devices, &stages(layer)?, batches, run)
+}
+
+/// Returns the same over the members of a group; see [`advance_pipeline`].
+///
+/// # Errors
+/// As [`quality_pipeline`]; those of [`advance_pipeline`].
+pub fn advance_quality(
+    member: &mut Member<'_>,
+    layer: &Layer,
+    batches: &[QualityBatch],
+    qualities: &mut Vec<QualityBatch>,
+    run: &MemberPipelineRun,
+) -> Result<(), Error> {
+    advance_pipeline(member, &stages(layer)?, batches, qualities, run)
+}
+
+fn stages(layer: &Layer) -> Result<[Stage<'_, QualityBatch>; 3], Error> {
     let classes = layer.biases().len();
     if classes < 2 {
         return Err(Error::argument("classes", classes, "at least 2"));
     }
     // Per sample: a maximum per weight; an exponential and a logarithm per class take about as long as 30 additions each.
     let layer_cost = (layer.weights().rows() * classes) as u64;
-    let stages = [
-        Stage::new("tropical layer", layer_cost, |batch: &QualityBatch| {
+    Ok([
+        Stage::new("tropical layer", layer_cost, move |batch: &QualityBatch| {
             let inputs = Matrix::new("inputs", batch.rows, batch.width, batch.values.clone())?;
             let values = layer.forward(&inputs)?.values.entries().to_vec();
             Ok::<_, engram_tropical::Error>(QualityBatch { rows: batch.rows, width: classes, values })
         }),
         Stage::new("softmax", 30 * classes as u64, softmax),
         Stage::new("quality", 30 * classes as u64, certainty),
-    ];
-    run_pipeline(devices, &stages, batches, run)
+    ])
+}
+
+/// Rows and width as u64, then the values, all little-endian.
+impl Item for QualityBatch {
+    fn encode(&self) -> Vec<u8> {
+        let shape = [self.rows as u64, self.width as u64].map(u64::to_le_bytes).concat();
+        shape.into_iter().chain(self.values.iter().flat_map(|value| value.to_le_bytes())).collect()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let (shape, values) =
+            bytes.split_at_checked(16).ok_or_else(|| format!("{} bytes without shape", bytes.len()))?;
+        let [rows, width] = [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|index| shape[at + index])));
+        let (words, rest) = values.as_chunks::<4>();
+        if !rest.is_empty() || rows.checked_mul(width) != Some(words.len() as u64) {
+            return Err(format!("{} bytes of values for {rows} rows of {width} values", values.len()));
+        }
+        let values = words.iter().map(|word| f32::from_le_bytes(*word)).collect();
+        Ok(Self { rows: rows as usize, width: width as usize, values })
+    }
 }
 
 fn softmax(batch: &QualityBatch) -> Result<QualityBatch, String> {
@@ -94,6 +132,16 @@ mod tests {
         let p = 1.0 / (1.0 + 1_f64.exp());
         let expected = 1.0 + (p * p.ln() + (1.0 - p) * (1.0 - p).ln()) / 2_f64.ln();
         assert!((f64::from(quality[0].values[2]) - expected).abs() < 1e-6);
+    }
+
+    #[test]
+    fn batch_survives_encoding_and_damaged_bytes_are_refused() {
+        let batch = QualityBatch { rows: 2, width: 3, values: vec![0.5, -0.0, f32::NEG_INFINITY, 1e-40, 2.0, 3.0] };
+        let bytes = batch.encode();
+        assert_eq!(QualityBatch::decode(&bytes).as_ref(), Ok(&batch));
+        for damaged in [&bytes[..15], &bytes[..bytes.len() - 4], &bytes[..bytes.len() - 1], &[255; 16]] {
+            assert!(QualityBatch::decode(damaged).is_err(), "{} bytes", damaged.len());
+        }
     }
 
     #[test]

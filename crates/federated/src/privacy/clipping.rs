@@ -38,6 +38,18 @@ impl ClippedUpdate {
         }
     }
 
+    /// Returns the update times `weight`, at most 1, rounded to the grid. No value grows, so the norm stays within the bound.
+    ///
+    /// # Errors
+    /// When `weight` is not above 0 and at most 1.
+    pub fn weighted(mut self, weight: f64) -> Result<Self, InvalidInput> {
+        require(weight > 0.0 && weight <= 1.0, "weight", weight, "above 0, at most 1")?;
+        for step in &mut self.steps {
+            *step = (*step as f64 * weight).round() as i64;
+        }
+        Ok(self)
+    }
+
     /// Says whether the norm before clipping was at most the bound.
     #[must_use]
     pub const fn is_below(&self) -> bool {
@@ -140,6 +152,22 @@ mod tests {
     }
 
     #[test]
+    fn a_weight_shrinks_what_was_clipped_and_keeps_the_bound() {
+        let clipped = ClippedUpdate::new(&[6.0, 8.0], 1.0).unwrap();
+        let half = clipped.clone().weighted(0.5).unwrap();
+        assert!((half.values(1.0)[0] - 0.3).abs() < 1e-5 && (half.values(1.0)[1] - 0.4).abs() < 1e-5);
+        assert!(!half.is_below(), "the norm of the update is that before the weight");
+        let many = ClippedUpdate::new(&vec![1.0_f32; 1 << 20], 1023.0).unwrap();
+        for weight in [1.0, 0.999, 0.501, 1e-9] {
+            let weighted = many.clone().weighted(weight).unwrap();
+            assert!(squared_norm(&weighted.steps) <= squared_norm(&many.steps), "{weight}");
+        }
+        for weight in [0.0, -1.0, 1.001, f64::NAN] {
+            assert_eq!(clipped.clone().weighted(weight).unwrap_err().field, "weight");
+        }
+    }
+
+    #[test]
     fn many_small_values_that_all_round_up_stay_within_the_bound() {
         let delta = vec![1.0_f32; 1 << 20];
         // Each value is 256.4 steps: the norm is within the bound only before it is rounded.
@@ -159,5 +187,13 @@ mod tests {
         assert!((multiplier.powi(-2) + (10.0_f64).powi(-2) - 1.0).abs() < 1e-12);
         assert!(clip.update_multiplier(10.0).is_err());
         assert!(AdaptiveClip::new(10.0).is_err());
+        assert!(AdaptiveClip::starting_at(0.0, 100.0).is_err());
+        let mut clip = AdaptiveClip::starting_at(1.0, 100.0).unwrap();
+        clip.advance(1e9);
+        assert!(
+            (clip.norm - (-0.1_f64).exp()).abs() < 1e-12,
+            "noise moves the norm by one step at most: {}",
+            clip.norm
+        );
     }
 }

@@ -173,6 +173,14 @@ mod tests {
         assert_eq!(field(Combination { sampling: Sampling::FixedSize, ..base }), "samplingRate");
         assert_eq!(field(Combination { sampling: Sampling::Prioritized, ..base }), "privacy");
         assert_eq!(field(Combination { stops_on_private_loss: true, ..base }), "stop");
+        for sampling_rate in [0.0, 1.1, f64::NAN] {
+            let mechanism = Some(Mechanism { sampling_rate, ..mechanism });
+            assert_eq!(field(Combination { mechanism, ..base }), "samplingRate");
+        }
+        for noise_multiplier in [0.09, 65.0, f64::NAN] {
+            let mechanism = Some(Mechanism { noise_multiplier, ..mechanism });
+            assert_eq!(field(Combination { mechanism, ..base }), "noiseMultiplier");
+        }
         let whole = Mechanism { sampling_rate: 1.0, ..mechanism };
         let buffer = Combination { strategy: &buffered, sampling: Sampling::FixedSize, mechanism: Some(whole), ..base };
         assert_eq!(buffer.validate(), Ok(()));

@@ -4,8 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::clipping::{ClippedUpdate, STEPS_PER_NORM};
 use super::discrete::DiscreteGaussian;
+use crate::content::DigestStream;
 use crate::error::{InvalidInput, require};
 use crate::random::{Seed, stream};
+use crate::round::Digest;
 
 /// Sum of clipped vectors before noise. Parts of other ranks or micro-batches are merged before the one call that adds the noise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +69,20 @@ impl PrivateSum {
     #[must_use]
     pub fn steps(&self) -> &[i64] {
         &self.steps
+    }
+
+    /// SHA-256 of the sum per parameter: part of the seed of the noise, so that sums that differ never have the same noise.
+    pub(crate) fn digest(&self) -> Digest {
+        let mut digest = DigestStream::default();
+        for steps in self.steps.chunks(1024) {
+            digest.add(&steps.iter().flat_map(|step| step.to_le_bytes()).collect::<Vec<u8>>());
+        }
+        digest.finish()
+    }
+
+    /// Sum of `2 * below - 1` over the clients.
+    pub(crate) const fn below(&self) -> i64 {
+        self.below
     }
 
     /// Adds one clipped update, or one clipped gradient of a sample.
@@ -156,6 +172,38 @@ mod tests {
         let one = release(one);
         assert!((one.mean[0] - empty.mean[0] - 0.1).abs() < 1e-6, "one client moves the mean by 1/10, not by 1/1");
         assert_eq!(one.mean[1..], empty.mean[1..], "the noise depends on the seed only");
+    }
+
+    #[test]
+    fn parts_of_another_length_and_sums_out_of_range_are_refused() {
+        let clipped = |delta: &[f32]| ClippedUpdate::new(delta, 1.0).unwrap();
+        let mut sum = PrivateSum::new(2);
+        assert_eq!(sum.add(&clipped(&[0.5])).unwrap_err().field, "delta");
+        assert_eq!(sum.merge(&PrivateSum::new(1)).unwrap_err().field, "part");
+        assert_eq!(sum, PrivateSum::new(2));
+        for expected in [0.0, f64::INFINITY] {
+            let refused = sum.clone().release(1.0, expected, NOISE, &[1; 32]).unwrap_err();
+            assert_eq!(refused.field, "expectedParticipants");
+        }
+        assert_eq!(PrivateSum::of_values(&[1.0], 0.0).unwrap_err().field, "norm");
+        for value in [f64::NAN, f64::INFINITY, -1e12] {
+            assert_eq!(PrivateSum::of_values(&[0.0, value], 1.0).unwrap_err().field, "sum");
+        }
+    }
+
+    #[test]
+    fn clients_below_the_norm_are_counted_over_all_parts_with_noise_of_their_own() {
+        let mut parts = [PrivateSum::new(1), PrivateSum::new(1)];
+        for value in [0.5, 0.5, 2.0] {
+            parts.iter_mut().for_each(|part| part.add(&ClippedUpdate::new(&[value], 1.0).unwrap()).unwrap());
+        }
+        let [mut sum, part] = parts;
+        sum.merge(&part).unwrap();
+        assert_eq!(sum.below, 2, "four below, two above");
+        // One grid and one scale: the same stream would draw the same number twice.
+        let noise = ReleaseNoise { multiplier: 2.0, share_sigma: Some(STEPS_PER_NORM as f64) };
+        let release = PrivateSum::new(1).release(STEPS_PER_NORM as f64, 1.0, noise, &[1; 32]).unwrap();
+        assert_ne!(release.noisy_share_sum, Some(release.mean[0]));
     }
 
     #[test]

@@ -1,22 +1,21 @@
 //! Transitions of the round state machine.
 
+mod cohorts;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use self::cohorts::Cohorts;
 use super::{Action, Batch, Contribution, Digest, Event, Mode, Outcome, Refusal, RoundSettings, Task, UploadedUpdate};
 use crate::error::{InvalidInput, require};
 use crate::model::ClientId;
 use crate::privacy::Mechanism;
-use crate::privacy::budget::Budget;
+use crate::privacy::budget::{Budget, BudgetExhausted};
 use crate::random::Seed;
 use crate::selection::{over_selected, poisson, uniform};
 use crate::strategy::MAX_STALENESS;
-
-/// Acknowledged tasks that are remembered, so that a repeated upload is acknowledged again. An older one is refused, never counted again.
-const RECEIPTS: usize = 1 << 16;
 
 /// The current round, or the current buffer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -111,7 +110,10 @@ pub struct Rounds {
     /// Accepted for the current round, in the order of arrival; each client at most once.
     pub(super) accepted: Vec<Contribution>,
     pub(super) aggregating: Option<Batch>,
-    receipts: BTreeMap<u64, (ClientId, Digest)>,
+    pub(super) cohorts: Cohorts,
+    /// The last task of each client whose update was accepted, so that a repeated upload is acknowledged again. A client has one task at a time, and
+    /// an older one is refused, never counted again: the state does not grow with the age of the run.
+    receipts: BTreeMap<ClientId, (u64, Digest)>,
     outcome: Option<Outcome>,
 }
 
@@ -152,6 +154,7 @@ impl Rounds {
             collection: None,
             accepted: Vec::new(),
             aggregating: None,
+            cohorts: Cohorts::default(),
             receipts: BTreeMap::new(),
             outcome: None,
         })
@@ -193,13 +196,7 @@ impl Rounds {
             }
             Event::Aggregated { batch, model } => self.commit(batch, model, &mut actions),
             Event::Tick => {}
-            Event::CloseRound => {
-                if let Some(deadline) =
-                    self.collection.as_mut().and_then(|collection| collection.deadline_millis.as_mut())
-                {
-                    *deadline = now_millis;
-                }
-            }
+            Event::CloseRound(round) => self.close_round(round, now_millis),
             Event::Stop => self.end(Outcome::Stopped, &mut actions),
         }
         self.advance(now_millis, &mut actions);
@@ -229,27 +226,27 @@ impl Rounds {
         if update.run != self.settings.run {
             return Err(Refusal::OtherRun);
         }
-        match self.receipts.get(&task) {
-            Some(&(owner, _)) if owner != client => return Err(Refusal::OtherClient),
-            Some(&(_, accepted)) if accepted != digest => return Err(Refusal::Conflict),
+        match self.receipts.get(&client).filter(|(accepted, _)| *accepted == task) {
+            Some((_, accepted)) if *accepted != digest => return Err(Refusal::Conflict),
             Some(_) => return Ok(Action::Acknowledge { client, task, repeated: true }),
             None => {}
+        }
+        let lease = self.leases.live(client, now).filter(|lease| lease.number == task).copied();
+        if lease.is_none() && self.receipts.values().any(|(accepted, _)| *accepted == task) {
+            return Err(Refusal::OtherClient);
         }
         if let Some(refusal) = self.refuse_client(client) {
             return Err(refusal);
         }
-        let lease = self.leases.live(client, now).filter(|lease| lease.number == task);
-        let version = lease.ok_or(Refusal::LeaseExpired)?.version;
+        let Task { version, round, .. } = lease.ok_or(Refusal::LeaseExpired)?;
         self.leases.remove(client);
         let staleness = self.version - version;
         if staleness > MAX_STALENESS {
             return Err(Refusal::Stale { staleness });
         }
-        self.accepted.push(Contribution { client, task, version, digest });
-        self.receipts.insert(task, (client, digest));
-        if self.receipts.len() > RECEIPTS {
-            self.receipts.pop_first();
-        }
+        let contribution = Contribution { client, task, version, digest };
+        self.cohorts.accepted_of(round).unwrap_or(&mut self.accepted).push(contribution);
+        self.receipts.insert(client, (task, digest));
         Ok(Action::Acknowledge { client, task, repeated: false })
     }
 
@@ -270,6 +267,14 @@ impl Rounds {
         }
     }
 
+    fn close_round(&mut self, round: u64, now: u64) {
+        let current = self.collection.as_mut().filter(|_| round == self.round);
+        let deadline = current.and_then(|collection| collection.deadline_millis.as_mut());
+        if let Some(deadline) = deadline.or_else(|| self.cohorts.deadline_of(round)) {
+            *deadline = now;
+        }
+    }
+
     const fn is_buffered(&self) -> bool {
         matches!(self.settings.mode, Mode::Buffered { .. })
     }
@@ -280,6 +285,9 @@ impl Rounds {
         self.expire_leases(now, actions);
         if self.outcome.is_some() {
             return;
+        }
+        if matches!(self.settings.mode, Mode::Cohorts { .. }) {
+            return self.advance_cohorts(now, actions);
         }
         self.close(now, actions);
         if self.collection.is_none() && (self.aggregating.is_none() || self.is_buffered()) {
@@ -322,6 +330,7 @@ impl Rounds {
                     self.aggregate(buffer as usize, actions);
                 }
             }
+            Mode::Cohorts { .. } => {}
         }
     }
 
@@ -333,13 +342,17 @@ impl Rounds {
 
     fn aggregate(&mut self, count: usize, actions: &mut Vec<Action>) {
         let contributions: Vec<Contribution> = self.accepted.drain(..count).collect();
-        let batch = Batch { number: self.next_batch, version: self.version, contributions };
-        self.next_batch += 1;
-        self.aggregating = Some(batch.clone());
         if !self.is_buffered() {
             self.collection = None;
             self.revoke_all(actions);
         }
+        self.begin_batch(self.round, contributions, actions);
+    }
+
+    fn begin_batch(&mut self, round: u64, contributions: Vec<Contribution>, actions: &mut Vec<Action>) {
+        let batch = Batch { number: self.next_batch, round, version: self.version, contributions };
+        self.next_batch += 1;
+        self.aggregating = Some(batch.clone());
         actions.push(Action::Aggregate(batch));
     }
 
@@ -367,7 +380,7 @@ impl Rounds {
         self.outcome = Some(outcome);
         self.collection = None;
         self.waiting = Waiting::default();
-        actions.extend(self.accepted.drain(..).map(Action::Discard));
+        actions.extend(self.accepted.drain(..).chain(self.cohorts.drain()).map(Action::Discard));
         self.revoke_all(actions);
         actions.push(Action::End(outcome));
     }
@@ -383,11 +396,8 @@ impl Rounds {
         if self.waiting.queue.len() + running < least {
             return;
         }
-        if let Some((budget, mechanism)) = &mut self.privacy
-            && let Err(exhausted) = budget.charge(*mechanism)
-        {
-            self.end(exhausted.into(), actions);
-            return;
+        if let Err(exhausted) = self.charge() {
+            return self.end(exhausted.into(), actions);
         }
         self.round += 1;
         let chosen = match self.settings.mode {
@@ -405,12 +415,20 @@ impl Rounds {
         }
     }
 
+    /// Charges the budget with a round.
+    fn charge(&mut self) -> Result<(), BudgetExhausted> {
+        self.privacy.as_mut().map_or(Ok(()), |(budget, mechanism)| budget.charge(*mechanism))
+    }
+
     /// Assigns tasks to available clients as far as the mode allows.
     fn fill(&mut self, now: u64, actions: &mut Vec<Action>) {
         let places = match self.settings.mode {
+            // A client that the masks of the others do not cover cannot take part.
+            Mode::Synchronous { .. } if self.settings.is_masked => 0,
             Mode::Synchronous { target, over_selection_percent, .. } => over_selected(target, over_selection_percent)
                 .saturating_sub(self.leases.tasks.len() + self.accepted.len()),
             Mode::Poisson { .. } => usize::MAX,
+            Mode::Cohorts { .. } => 0,
             Mode::Buffered { concurrency, buffer } => {
                 let bound = concurrency as usize + buffer as usize;
                 let free = (concurrency as usize).saturating_sub(self.leases.tasks.len());

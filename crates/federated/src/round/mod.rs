@@ -48,6 +48,17 @@ pub enum Mode {
         /// Updates per aggregation.
         buffer: u32,
     },
+    /// `FedBuff` with secure aggregation: clients that check in form cohorts, which train at the same time; the sum of each is aggregated.
+    Cohorts {
+        /// Clients of a cohort.
+        size: u32,
+        /// Updates that a cohort waits for before it goes on without its slowest clients, at most `size`.
+        goal: u32,
+        /// Updates without which a cohort is aborted, 2 to `goal`.
+        minimum: u32,
+        /// Most cohorts at the same time.
+        cohorts: u32,
+    },
 }
 
 /// Settings of the rounds of a run.
@@ -61,7 +72,7 @@ pub struct RoundSettings {
     pub versions: u64,
     /// How long a client may train and upload.
     pub lease_millis: u64,
-    /// How long a round may take; not used by the buffered mode.
+    /// How long a round or a cohort may take; not used by the buffered mode.
     pub deadline_millis: u64,
     /// How long a client that checked in counts as available.
     pub check_in_millis: u64,
@@ -69,6 +80,8 @@ pub struct RoundSettings {
     pub max_waiting: usize,
     /// Aborted rounds in sequence after which the run fails.
     pub max_aborts: u32,
+    /// Clients mask their updates together: a round takes no further client once it has begun.
+    pub is_masked: bool,
 }
 
 impl RoundSettings {
@@ -96,6 +109,12 @@ impl RoundSettings {
             Mode::Poisson { rate } => require(rate > 0.0 && rate <= 1.0, "rate", rate, "above 0, at most 1"),
             Mode::Buffered { concurrency, buffer } => {
                 require((1..=concurrency).contains(&buffer), "buffer", buffer, "1 to concurrency")
+            }
+            Mode::Cohorts { size, goal, minimum, cohorts } => {
+                require((3..=size).contains(&goal), "goal", goal, "3 to size")?;
+                require((2..=goal).contains(&minimum), "minimum", minimum, "2 to goal")?;
+                require(cohorts > 0, "cohorts", cohorts, "at least 1")?;
+                require(size as usize <= self.max_waiting, "size", size, "at most maxWaiting")
             }
         }
     }
@@ -139,8 +158,8 @@ pub enum Event {
     },
     /// Time has passed; due at `Rounds::next_deadline`.
     Tick,
-    /// No further update of the round can come: it ends as at its deadline.
-    CloseRound,
+    /// No further update of this round or cohort can come: it ends as at its deadline.
+    CloseRound(u64),
     /// The user stops the run.
     Stop,
 }
@@ -180,6 +199,8 @@ pub struct Contribution {
 pub struct Batch {
     /// Number of the batch: never reused.
     pub number: u64,
+    /// The round, or the cohort, whose updates it has.
+    pub round: u64,
     /// Version that it is added to.
     pub version: u64,
     /// The updates; empty only with Poisson participation.
@@ -274,7 +295,7 @@ pub enum Action {
     Discard(Contribution),
     /// Aggregate these updates, store the model, then report `Event::Aggregated`.
     Aggregate(Batch),
-    /// A round ended with fewer updates than its minimum.
+    /// A round or a cohort ended with fewer updates than its minimum, or too late.
     Abort {
         /// The round.
         round: u64,

@@ -1,15 +1,21 @@
 //! Tests of the round state machine.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
+
+mod observer;
+
+use observer::Observer;
 
 use super::*;
 use crate::privacy::Mechanism;
 use crate::privacy::budget::Budget;
+use crate::selection;
 
 const SYNCHRONOUS: Mode = Mode::Synchronous { target: 3, minimum: 2, over_selection_percent: 34 };
 const BUFFERED: Mode = Mode::Buffered { concurrency: 4, buffer: 2 };
+const COHORTS: Mode = Mode::Cohorts { size: 3, goal: 3, minimum: 2, cohorts: 2 };
 
 fn settings(mode: Mode) -> RoundSettings {
     RoundSettings {
@@ -21,6 +27,7 @@ fn settings(mode: Mode) -> RoundSettings {
         check_in_millis: 1_000,
         max_waiting: 100,
         max_aborts: 3,
+        is_masked: false,
     }
 }
 
@@ -30,95 +37,6 @@ fn rounds(mode: Mode) -> Rounds {
 
 fn upload(client: ClientId, task: u64) -> UploadedUpdate {
     UploadedUpdate { run: "run".into(), client, task, digest: [client as u8; 32] }
-}
-
-/// The machine with what an observer of its actions knows.
-struct Observer {
-    rounds: Rounds,
-    tasks: BTreeMap<ClientId, Task>,
-    acknowledged: BTreeMap<u64, ClientId>,
-    used: BTreeSet<u64>,
-    batches: Vec<Batch>,
-    log: Vec<Action>,
-}
-
-impl Observer {
-    fn new(rounds: Rounds) -> Self {
-        let (tasks, acknowledged, used) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { rounds, tasks, acknowledged, used, batches: Vec::new(), log: Vec::new() }
-    }
-
-    fn step(&mut self, event: Event, now: u64) -> Vec<Action> {
-        let actions = self.rounds.step(event, now);
-        for action in &actions {
-            self.observe(action, now);
-        }
-        self.log.extend(actions.iter().cloned());
-        actions
-    }
-
-    /// Checks the promises of an action.
-    fn observe(&mut self, action: &Action, now: u64) {
-        match action {
-            Action::Assign(task) => {
-                assert!(task.expires_millis > now, "a lease that has ended is not assigned");
-                self.tasks.insert(task.client, *task);
-            }
-            Action::Acknowledge { client, task, repeated } => {
-                let first = self.acknowledged.insert(*task, *client).is_none();
-                assert_eq!(first, !repeated, "task {task} of client {client}");
-            }
-            Action::Aggregate(batch) => {
-                let clients: BTreeSet<ClientId> = batch.contributions.iter().map(|update| update.client).collect();
-                assert_eq!(clients.len(), batch.contributions.len(), "a client counts once per batch");
-                for update in &batch.contributions {
-                    self.use_up(update);
-                }
-                self.batches.push(batch.clone());
-            }
-            Action::Discard(update) => self.use_up(update),
-            _ => {}
-        }
-    }
-
-    fn use_up(&mut self, update: &Contribution) {
-        assert_eq!(self.acknowledged.get(&update.task), Some(&update.client), "only acknowledged updates are used");
-        assert!(self.used.insert(update.task), "update of task {} is used twice", update.task);
-    }
-
-    fn check_in(&mut self, client: ClientId, now: u64) -> Option<Task> {
-        self.step(Event::CheckIn(client), now);
-        self.tasks.get(&client).copied()
-    }
-
-    fn send(&mut self, client: ClientId, now: u64) -> Vec<Action> {
-        let task = self.tasks[&client].number;
-        self.step(Event::Upload(upload(client, task)), now)
-    }
-
-    fn check_in_all(&mut self, clients: impl IntoIterator<Item = ClientId>, now: u64) {
-        for client in clients {
-            self.check_in(client, now);
-        }
-    }
-
-    fn send_all(&mut self, clients: impl IntoIterator<Item = ClientId>, now: u64) {
-        for client in clients {
-            self.send(client, now);
-        }
-    }
-
-    fn commit(&mut self, now: u64) -> Vec<Action> {
-        let batch = self.batches.last().unwrap().number;
-        self.step(Event::Aggregated { batch, model: [9; 32] }, now)
-    }
-
-    fn restart(&mut self) {
-        let bytes = postcard::to_stdvec(&self.rounds).unwrap();
-        let restored: Rounds = postcard::from_bytes(&bytes).unwrap();
-        assert_eq!(restored, self.rounds);
-        self.rounds = restored;
-    }
 }
 
 #[test]
@@ -213,6 +131,226 @@ fn client_that_lost_its_connection_gets_the_same_task_again() {
 }
 
 #[test]
+fn lease_that_ends_frees_its_place_and_never_outlives_its_round() {
+    let mut observer = Observer::new(rounds(BUFFERED));
+    observer.check_in_all(0..5, 0);
+    let actions = observer.step(Event::Tick, 50);
+    for client in 0..4 {
+        assert!(actions.contains(&Action::Revoke { client, task: observer.log_task(client) }), "{actions:?}");
+    }
+    assert_eq!(observer.rounds.tasks().map(|task| task.client).collect::<Vec<_>>(), [4], "the place is free");
+    let long = RoundSettings { lease_millis: 1_000, ..settings(SYNCHRONOUS) };
+    let mut observer = Observer::new(Rounds::new(long, [1; 32], (0..10).collect(), None, [0; 32]).unwrap());
+    observer.check_in_all(0..3, 7);
+    assert_eq!(observer.tasks[&0].expires_millis, 107, "the end of the round");
+    assert_eq!(observer.rounds.next_deadline(), Some(107));
+}
+
+#[test]
+fn clock_of_the_next_driver_that_is_behind_does_not_turn_time_back() {
+    let mut observer = Observer::new(rounds(BUFFERED));
+    observer.step(Event::Tick, 1_000);
+    observer.restart();
+    observer.check_in(0, 400);
+    assert_eq!(observer.tasks[&0].expires_millis, 1_050);
+}
+
+#[test]
+fn only_aborts_in_sequence_fail_the_run() {
+    let mut observer = Observer::new(rounds(SYNCHRONOUS));
+    for round in 0..6 {
+        let now = round * 1_000;
+        observer.check_in_all(0..3, now);
+        if round % 3 == 2 {
+            observer.send_all(0..3, now);
+            observer.commit(now);
+        } else {
+            observer.step(Event::Tick, now + 100);
+        }
+    }
+    assert_eq!((observer.rounds.outcome(), observer.rounds.version()), (None, 2));
+}
+
+#[test]
+fn closed_round_without_enough_updates_ends_its_tasks() {
+    let mut observer = Observer::new(rounds(SYNCHRONOUS));
+    observer.check_in_all(0..3, 0);
+    assert_eq!(observer.step(Event::CloseRound(7), 1), [], "another round");
+    let actions = observer.step(Event::CloseRound(1), 1);
+    assert!(actions.contains(&Action::Abort { round: 1, updates: 0 }), "{actions:?}");
+    let revoked = actions.iter().filter(|action| matches!(action, Action::Revoke { .. })).count();
+    assert_eq!((revoked, observer.rounds.training()), (3, 0));
+}
+
+#[test]
+fn end_of_a_run_discards_updates_and_ends_tasks_once() {
+    let mut observer = Observer::new(rounds(SYNCHRONOUS));
+    observer.check_in_all(0..3, 0);
+    observer.send(0, 1);
+    let actions = observer.step(Event::Stop, 2);
+    assert!(actions.iter().any(|action| matches!(action, Action::Discard(update) if update.client == 0)));
+    assert_eq!(actions.iter().filter(|action| matches!(action, Action::Revoke { .. })).count(), 2, "{actions:?}");
+    assert_eq!(actions.last(), Some(&Action::End(Outcome::Stopped)));
+    assert_eq!((observer.rounds.training(), observer.rounds.accepted.len()), (0, 0));
+    let one = RoundSettings { versions: 1, ..settings(SYNCHRONOUS) };
+    let mut observer = Observer::new(Rounds::new(one, [1; 32], (0..10).collect(), None, [0; 32]).unwrap());
+    observer.check_in_all(0..3, 0);
+    observer.send_all(0..3, 1);
+    observer.commit(2);
+    assert_eq!(observer.step(Event::Stop, 3), []);
+    assert_eq!(observer.rounds.outcome(), Some(Outcome::Complete));
+}
+
+#[test]
+fn repeated_report_of_a_batch_does_not_end_the_next_one() {
+    let mut observer = Observer::new(rounds(BUFFERED));
+    observer.check_in_all(0..4, 0);
+    observer.send_all(0..4, 1);
+    observer.commit(2);
+    assert_eq!((observer.batches.len(), observer.rounds.version()), (2, 1));
+    let first = observer.batches[0].number;
+    observer.step(Event::Aggregated { batch: first, model: [5; 32] }, 3);
+    assert_eq!((observer.rounds.version(), observer.rounds.model()), (1, [9; 32]));
+}
+
+/// So many versions of two clients each, while client 9 trains on the first model.
+fn after_versions_with_a_straggler(versions: u64) -> Observer {
+    let slow = RoundSettings { lease_millis: 1_000_000, ..settings(BUFFERED) };
+    let mut observer = Observer::new(Rounds::new(slow, [1; 32], (0..10).collect(), None, [0; 32]).unwrap());
+    observer.check_in(9, 0);
+    for version in 0..versions {
+        observer.check_in_all(0..2, version);
+        observer.send_all(0..2, version);
+        observer.commit(version);
+    }
+    observer
+}
+
+#[test]
+fn update_that_becomes_too_old_while_it_waits_for_the_aggregation_is_discarded() {
+    let mut observer = after_versions_with_a_straggler(20);
+    observer.check_in_all(0..2, 20);
+    observer.send_all(0..2, 20);
+    let task = observer.tasks[&9].number;
+    assert_eq!(observer.send(9, 21)[0], Action::Acknowledge { client: 9, task, repeated: false }, "20 versions old");
+    let kept: BTreeSet<u64> = observer.rounds.kept_tasks().collect();
+    assert_eq!((kept.len(), kept.contains(&task)), (3, true), "the batch in progress and what waits");
+    let actions = observer.commit(22);
+    assert!(actions.iter().any(|action| matches!(action, Action::Discard(update) if update.client == 9)));
+}
+
+#[test]
+fn every_buffer_is_charged_before_its_clients_train() {
+    let mechanism = Mechanism { sampling_rate: 1.0, noise_multiplier: 8.0 };
+    let privacy = Some((Budget::new(4.0, 1e-4, 10).unwrap(), mechanism));
+    let mut observer =
+        Observer::new(Rounds::new(settings(BUFFERED), [1; 32], (0..10).collect(), privacy, [0; 32]).unwrap());
+    for version in 0..3 {
+        observer.check_in_all(0..4, version);
+        assert_eq!(observer.rounds.budget().unwrap().steps(), version + 1);
+        observer.send_all(0..2, version);
+        observer.commit(version);
+    }
+}
+
+#[test]
+fn driver_wakes_at_the_next_deadline_and_keeps_what_is_in_use() {
+    let short = RoundSettings { lease_millis: 50, deadline_millis: 20, ..settings(COHORTS) };
+    let mut observer = Observer::new(Rounds::new(short, [1; 32], (0..10).collect(), None, [0; 32]).unwrap());
+    assert_eq!(observer.rounds.next_deadline(), None);
+    observer.check_in_all(0..3, 0);
+    assert_eq!(observer.rounds.next_deadline(), Some(20), "of the cohort");
+    observer.send_all(0..3, 1);
+    observer.step(Event::CloseRound(1), 2);
+    assert_eq!(observer.rounds.open_rounds(), BTreeSet::from([1]), "its sum is being aggregated");
+    let mut observer = Observer::new(rounds(SYNCHRONOUS));
+    observer.check_in_all(0..3, 0);
+    assert_eq!(observer.rounds.next_deadline(), Some(50), "of a lease");
+    observer.send_all(0..2, 1);
+    observer.step(Event::Tick, 50);
+    assert_eq!(observer.rounds.next_deadline(), Some(100), "of the round");
+    let mut observer = Observer::new(rounds(BUFFERED));
+    observer.check_in_all(0..4, 0);
+    observer.send_all(0..2, 1);
+    observer.commit(2);
+    assert_eq!(observer.rounds.versions_in_use(), BTreeSet::from([0, 1]), "two clients train from version 0");
+}
+
+#[test]
+fn client_gives_up_its_own_task_only() {
+    let mut observer = Observer::new(rounds(SYNCHRONOUS));
+    observer.check_in_all(0..3, 0);
+    let task = observer.tasks[&0].number;
+    assert_eq!(observer.step(Event::GiveUp { client: 1, task }, 1), []);
+    assert_eq!(observer.rounds.training(), 3);
+}
+
+#[test]
+fn client_that_left_takes_no_further_part_and_is_not_waited_for() {
+    let mut observer = Observer::new(rounds(SYNCHRONOUS));
+    observer.check_in_all(0..2, 0);
+    observer.step(Event::Leave(0), 1);
+    assert_eq!(observer.step(Event::CheckIn(0), 2), [Action::Refuse(0, Refusal::NotEnrolled)]);
+    observer.check_in(2, 3);
+    assert!(observer.tasks.is_empty(), "two clients are less than a round needs");
+    let mut observer = Observer::new(rounds(Mode::Poisson { rate: 1.0 }));
+    observer.check_in_all(0..10, 0);
+    observer.send_all(0..9, 1);
+    assert!(observer.batches.is_empty());
+    observer.step(Event::Leave(9), 2);
+    assert_eq!(observer.batches.first().map(|batch| batch.contributions.len()), Some(9));
+}
+
+#[test]
+fn no_more_clients_wait_than_are_remembered() {
+    let small = RoundSettings { max_waiting: 2, ..settings(Mode::Buffered { concurrency: 1, buffer: 1 }) };
+    let mut observer = Observer::new(Rounds::new(small, [1; 32], (0..10).collect(), None, [0; 32]).unwrap());
+    observer.check_in_all(0..3, 0);
+    assert_eq!(observer.step(Event::CheckIn(3), 1), [Action::Refuse(3, Refusal::Busy)]);
+    assert_eq!(observer.step(Event::CheckIn(2), 1), [Action::Wait(2)], "a client that waits is remembered already");
+}
+
+#[test]
+fn last_receipt_of_each_client_is_kept_and_older_updates_are_refused() {
+    let mut rounds = Rounds::new(
+        RoundSettings { versions: u64::MAX, ..settings(Mode::Buffered { concurrency: 2, buffer: 1 }) },
+        [1; 32],
+        (0..2).collect(),
+        None,
+        [0; 32],
+    )
+    .unwrap();
+    let mut bytes = Vec::new();
+    for task in 0..1_000 {
+        rounds.step(Event::CheckIn(task % 2), 0);
+        rounds.step(Event::Upload(upload(task % 2, task)), 0);
+        rounds.step(Event::Aggregated { batch: task, model: [0; 32] }, 0);
+        bytes.push(postcard::to_stdvec(&rounds).unwrap().len());
+    }
+    assert!(bytes[999] < bytes[10] + 50, "the state grows with the age of the run: {} then {}", bytes[10], bytes[999]);
+    assert!(rounds.has_receipt(1, 999) && rounds.has_receipt(0, 998) && !rounds.has_receipt(0, 996));
+    let mut send = |client, task| rounds.step(Event::Upload(upload(client, task)), 0);
+    assert_eq!(send(0, 998), [Action::Acknowledge { client: 0, task: 998, repeated: true }]);
+    assert_eq!(send(0, 996), [Action::Refuse(0, Refusal::LeaseExpired)], "it is never counted again");
+    assert_eq!(send(1, 998), [Action::Refuse(1, Refusal::OtherClient)]);
+}
+
+#[test]
+fn masked_round_takes_no_further_client_once_it_has_begun() {
+    let mode = Mode::Synchronous { target: 3, minimum: 2, over_selection_percent: 0 };
+    for (is_masked, training) in [(false, 3), (true, 1)] {
+        let settings = RoundSettings { is_masked, ..settings(mode) };
+        let mut observer = Observer::new(Rounds::new(settings, [1; 32], (0..10).collect(), None, [0; 32]).unwrap());
+        observer.check_in_all(0..6, 0);
+        let clients: Vec<ClientId> = observer.tasks.keys().copied().collect();
+        let task = observer.tasks[&clients[0]].number;
+        observer.step(Event::GiveUp { client: clients[0], task }, 1);
+        observer.step(Event::Leave(clients[1]), 1);
+        assert_eq!(observer.rounds.training(), training, "masked: {is_masked}");
+    }
+}
+
+#[test]
 fn poisson_round_counts_every_chosen_client_and_empty_rounds() {
     let mechanism = Mechanism { sampling_rate: 0.2, noise_multiplier: 4.0 };
     let budget = Budget::new(3.0, 1e-4, 10).unwrap();
@@ -225,7 +363,11 @@ fn poisson_round_counts_every_chosen_client_and_empty_rounds() {
         let now = round * 1_000;
         observer.tasks.clear();
         observer.check_in_all(0..10, now);
-        let clients: Vec<ClientId> = observer.tasks.keys().copied().collect();
+        let clients: BTreeSet<ClientId> = observer.tasks.keys().copied().collect();
+        if let Some(task) = observer.tasks.values().next() {
+            // The charge for a round rests on the draw: no client that was not drawn may take part.
+            assert_eq!(clients, selection::poisson(&(0..10).collect(), 0.2, &[5; 32], task.round));
+        }
         observer.send_all(clients.iter().copied(), now + 1);
         observer.step(Event::Tick, now + 100);
         let batch = observer.batches.last().unwrap();
@@ -281,16 +423,95 @@ fn buffered_mode_keeps_clients_busy_while_a_batch_is_aggregated() {
 }
 
 #[test]
-fn buffered_mode_refuses_updates_older_than_twenty_versions() {
-    let slow = RoundSettings { lease_millis: 1_000_000, ..settings(BUFFERED) };
-    let mut observer = Observer::new(Rounds::new(slow, [1; 32], (0..10).collect(), None, [0; 32]).unwrap());
-    observer.check_in(9, 0);
-    for version in 0..21 {
-        observer.check_in_all(0..2, version);
-        observer.send_all(0..2, version);
-        observer.commit(version);
+fn buffered_mode_bounds_the_updates_that_wait_for_an_aggregation() {
+    let enrolled = (0..40).collect();
+    let mut observer = Observer::new(Rounds::new(settings(BUFFERED), [1; 32], enrolled, None, [0; 32]).unwrap());
+    for now in 0..10 {
+        observer.check_in_all(0..40, now);
+        let open: Vec<ClientId> = observer.tasks.keys().copied().collect();
+        observer.send_all(open, now);
     }
+    assert_eq!(observer.batches.len(), 1, "its aggregation has not ended");
+    assert_eq!(observer.acknowledged.len(), 2 + 4 + 2, "a batch, and as many as the concurrency and a buffer");
+}
+
+#[test]
+fn buffered_mode_refuses_updates_older_than_twenty_versions() {
+    let mut observer = after_versions_with_a_straggler(21);
     assert!(observer.send(9, 22).contains(&Action::Refuse(9, Refusal::Stale { staleness: 21 })));
+}
+
+#[test]
+fn cohorts_train_at_the_same_time_and_end_on_their_own() {
+    let mut observer = Observer::new(rounds(COHORTS));
+    observer.check_in_all(0..2, 0);
+    assert!(observer.tasks.is_empty(), "a cohort needs three");
+    observer.check_in_all(2..9, 0);
+    assert_eq!(observer.rounds.training(), 6, "two cohorts; the third waits");
+    assert_eq!(observer.rounds.open_rounds(), BTreeSet::from([1, 2]));
+    observer.send_all(3..6, 10);
+    assert!(observer.batches.is_empty(), "the sum is known when the cohort ends");
+    observer.step(Event::CloseRound(2), 11);
+    assert_eq!((observer.batches[0].round, observer.batches[0].contributions.len()), (2, 3));
+    assert_eq!(observer.tasks[&6].version, 0, "the next cohort does not wait for the aggregation");
+    observer.commit(12);
+    observer.send(0, 13);
+    let actions = observer.step(Event::CloseRound(1), 14);
+    assert!(actions.contains(&Action::Abort { round: 1, updates: 1 }), "{actions:?}");
+    observer.check_in_all(0..3, 15);
+    assert_eq!((observer.tasks[&0].round, observer.tasks[&0].version), (4, 1), "from the newest model");
+    let actions = observer.step(Event::Tick, 200);
+    let aborts = actions.iter().filter(|action| matches!(action, Action::Abort { updates: 0, .. })).count();
+    assert_eq!((aborts, observer.rounds.outcome()), (2, Some(Outcome::TooManyAborts)), "{actions:?}");
+}
+
+#[test]
+fn no_more_cohorts_are_in_progress_than_versions_are_missing_and_stale_ones_are_aborted() {
+    let last = RoundSettings { versions: 1, ..settings(COHORTS) };
+    let mut observer = Observer::new(Rounds::new(last, [1; 32], (0..10).collect(), None, [0; 32]).unwrap());
+    observer.check_in_all(0..6, 0);
+    assert_eq!(observer.rounds.training(), 3);
+    let slow = RoundSettings { lease_millis: 1_000_000, deadline_millis: 1_000_000, ..settings(COHORTS) };
+    let mut observer = Observer::new(Rounds::new(slow, [1; 32], (0..10).collect(), None, [0; 32]).unwrap());
+    observer.check_in_all(0..3, 0);
+    for version in 0..21 {
+        observer.check_in_all(3..6, version);
+        observer.send_all(3..6, version);
+        observer.step(Event::CloseRound(version + 2), version);
+        if version < 20 {
+            observer.commit(version);
+        }
+    }
+    // Twenty versions old when it ends, 21 when it is its turn.
+    observer.send_all(0..3, 30);
+    observer.step(Event::CloseRound(1), 30);
+    let actions = observer.commit(31);
+    assert!(actions.contains(&Action::Abort { round: 1, updates: 3 }), "{actions:?}");
+    assert_eq!((observer.rounds.version(), observer.used.len()), (21, 66));
+}
+
+#[test]
+fn cohorts_are_charged_when_they_are_formed_and_those_in_progress_end_before_the_run() {
+    let mechanism = Mechanism { sampling_rate: 1.0, noise_multiplier: 2.0 };
+    let budget = Budget::new(4.0, 1e-4, 10).unwrap();
+    let privacy = Some((budget, mechanism));
+    let mut observer =
+        Observer::new(Rounds::new(settings(COHORTS), [1; 32], (0..10).collect(), privacy, [0; 32]).unwrap());
+    let mut formed = 0;
+    for step in 0..20 {
+        observer.check_in_all(0..6, step);
+        formed = observer.rounds.round();
+        assert_eq!(observer.rounds.budget().unwrap().steps(), formed);
+        // The second cohort of each pair ends only after the first was refused its successor.
+        let Some(round) = observer.rounds.open_rounds().first().copied() else { break };
+        let members = observer.rounds.tasks().filter(|task| task.round == round).map(|task| task.client);
+        observer.send_all(members.collect::<Vec<_>>(), step);
+        observer.step(Event::CloseRound(round), step);
+        observer.commit(step);
+        observer.restart();
+    }
+    assert!(matches!(observer.rounds.outcome(), Some(Outcome::Exhausted { .. })));
+    assert!(formed > 1 && observer.batches.len() as u64 == formed, "{formed} cohorts were charged and aggregated");
 }
 
 #[test]
@@ -299,6 +520,26 @@ fn settings_out_of_range_are_refused() {
     assert_eq!(refused(Mode::Synchronous { target: 3, minimum: 4, over_selection_percent: 0 }), "minimum");
     assert_eq!(refused(Mode::Poisson { rate: 0.0 }), "rate");
     assert_eq!(refused(Mode::Buffered { concurrency: 1, buffer: 2 }), "buffer");
+    let cohorts = |size, goal, minimum, cohorts| refused(Mode::Cohorts { size, goal, minimum, cohorts });
+    assert_eq!([cohorts(3, 4, 2, 1), cohorts(3, 3, 1, 1), cohorts(3, 3, 2, 0)], ["goal", "minimum", "cohorts"]);
+    assert_eq!(cohorts(101, 3, 2, 1), "size");
+    assert_eq!(refused(Mode::Synchronous { target: 101, minimum: 1, over_selection_percent: 0 }), "target");
+    let surplus = Mode::Synchronous { target: 3, minimum: 1, over_selection_percent: 1_001 };
+    assert_eq!(refused(surplus), "overSelectionPercent");
+    let valid = settings(BUFFERED);
+    for (field, zero) in [
+        ("versions", RoundSettings { versions: 0, ..valid.clone() }),
+        ("leaseMillis", RoundSettings { lease_millis: 0, ..valid.clone() }),
+        ("deadlineMillis", RoundSettings { deadline_millis: 0, ..valid.clone() }),
+        ("checkInMillis", RoundSettings { check_in_millis: 0, ..valid.clone() }),
+        ("maxWaiting", RoundSettings { max_waiting: 0, ..valid.clone() }),
+        ("maxAborts", RoundSettings { max_aborts: 0, ..valid }),
+    ] {
+        assert_eq!(zero.validate().unwrap_err().field, field);
+    }
+    let quiet = Some((Budget::new(4.0, 1e-4, 10).unwrap(), Mechanism { sampling_rate: 1.0, noise_multiplier: 0.01 }));
+    let refused = Rounds::new(settings(BUFFERED), [1; 32], (0..10).collect(), quiet, [0; 32]).unwrap_err();
+    assert_eq!(refused.field, "noiseMultiplier");
     assert!(Rounds::new(settings(BUFFERED), [1; 32], BTreeSet::new(), None, [0; 32]).is_err());
 }
 
@@ -309,6 +550,7 @@ enum Move {
     Send(ClientId),
     Repeat(ClientId),
     GiveUp(ClientId),
+    Close(ClientId),
     Commit,
     RepeatCommit,
     Pass(u64),
@@ -320,7 +562,8 @@ fn moves() -> impl Strategy<Value = Vec<(Move, bool)>> {
         4 => client.clone().prop_map(Move::CheckIn),
         4 => client.clone().prop_map(Move::Send),
         1 => client.clone().prop_map(Move::Repeat),
-        1 => client.prop_map(Move::GiveUp),
+        1 => client.clone().prop_map(Move::GiveUp),
+        1 => client.prop_map(Move::Close),
         3 => Just(Move::Commit),
         1 => Just(Move::RepeatCommit),
         2 => (1..40_u64).prop_map(Move::Pass),
@@ -340,6 +583,11 @@ fn play(mode: Mode, history: &[(Move, bool)], restarts: bool) -> Observer {
                 observer.tasks.get(&client).map(|task| Event::Upload(upload(client, task.number)))
             }
             Move::GiveUp(client) => observer.tasks.get(&client).map(|task| Event::GiveUp { client, task: task.number }),
+            // Only cohorts are closed by their number; a round that is over is not.
+            Move::Close(client) => {
+                let task = observer.tasks.get(&client).filter(|_| matches!(mode, Mode::Cohorts { .. }));
+                task.map(|task| Event::CloseRound(task.round))
+            }
             Move::Commit => {
                 observer.batches.last().map(|batch| Event::Aggregated { batch: batch.number, model: [1; 32] })
             }
@@ -369,9 +617,10 @@ proptest! {
 
     #[test]
     fn no_update_is_lost_or_counted_twice_and_a_restart_changes_nothing(history in moves()) {
-        for mode in [SYNCHRONOUS, BUFFERED, Mode::Poisson { rate: 0.5 }] {
+        for mode in [SYNCHRONOUS, BUFFERED, COHORTS, Mode::Poisson { rate: 0.5 }] {
             let observer = play(mode, &history, false);
-            let pending: BTreeSet<u64> = observer.rounds.accepted.iter().map(|update| update.task).collect();
+            let accepted = observer.rounds.accepted.iter().chain(observer.rounds.cohorts.accepted());
+            let pending: BTreeSet<u64> = accepted.map(|update| update.task).collect();
             let used_or_pending: BTreeSet<u64> = observer.used.union(&pending).copied().collect();
             let acknowledged: BTreeSet<u64> = observer.acknowledged.keys().copied().collect();
             prop_assert_eq!(used_or_pending, acknowledged);

@@ -134,6 +134,18 @@ mod tests {
     }
 
     #[test]
+    fn blocks_of_a_long_mask_differ() {
+        for bits in [26, 64] {
+            let mut values = vec![0; 3 * BLOCK_BYTES / 4];
+            apply_mask(&mut values, &[7; 32], false, bits);
+            for block in [BLOCK_BYTES / 8, BLOCK_BYTES / 4] {
+                let same = values.iter().zip(&values[block..]).filter(|(a, b)| a == b).count();
+                assert!(same < 3, "{bits} bits: {same} values are repeated after {block}");
+            }
+        }
+    }
+
+    #[test]
     fn every_bit_of_a_key_changes_its_mask() {
         let mask = |key: Seed| {
             let mut values = [0; 2];
@@ -147,6 +159,21 @@ mod tests {
         });
         let masks: std::collections::BTreeSet<[u64; 2]> = changed.chain([mask([7; 32])]).collect();
         assert_eq!(masks.len(), 257);
+    }
+
+    #[test]
+    fn each_bit_of_a_mask_is_set_half_of_the_time() {
+        let count = 4_000;
+        for bits in [26, 33, 48, 64] {
+            let mut mask = vec![0; count];
+            apply_mask(&mut mask, &[3; 32], false, bits);
+            for bit in 0..bits {
+                let set = mask.iter().filter(|value| *value >> bit & 1 == 1).count() as f64;
+                // Six standard deviations of a binomial count.
+                let deviation = (set - count as f64 / 2.0).abs() / (count as f64 / 4.0).sqrt();
+                assert!(deviation < 6.0, "bit {bit} of {bits}: {set} of {count}");
+            }
+        }
     }
 
     #[test]

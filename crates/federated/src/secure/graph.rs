@@ -85,4 +85,25 @@ mod tests {
             assert!(2 * threshold > neighbours && threshold < neighbours);
         }
     }
+
+    /// `P[Binomial(n, p) < t]` from the exact sequence of its terms: independent of `log_binomial_tail`.
+    fn tail(n: usize, t: usize, p: f64) -> f64 {
+        let next = |term: f64, k: usize| term * (n - k) as f64 / (k + 1) as f64 * p / (1.0 - p);
+        let terms = (0..n).scan((1.0 - p).powi(n as i32), |term, k| Some(std::mem::replace(term, next(*term, k))));
+        terms.take(t).sum()
+    }
+
+    #[test]
+    fn a_sparse_graph_has_the_least_degree_at_which_a_neighbourhood_rarely_falls_below_the_threshold() {
+        let limit = (-14.0_f64).exp();
+        for (clients, drop_out) in [(100, 0.05), (500, 0.1), (1_024, 0.1), (1_024, 1.0 / 3.0), (100_000, 0.2)] {
+            let (neighbours, threshold) = neighbours_and_threshold(clients, drop_out);
+            assert!(neighbours.is_multiple_of(2) && neighbours + 1 < clients, "{clients} {drop_out}");
+            assert_eq!(threshold, neighbours / 2 + 1, "a majority");
+            let failure = |neighbours| clients as f64 * tail(neighbours, neighbours / 2 + 1, 1.0 - drop_out);
+            assert!(failure(neighbours) < limit, "{clients} {drop_out}: {}", failure(neighbours));
+            let least = 2 * clients.next_power_of_two().trailing_zeros() as usize + 2;
+            assert!(neighbours == least || failure(neighbours - 2) >= limit, "{clients} {drop_out}: {neighbours}");
+        }
+    }
 }

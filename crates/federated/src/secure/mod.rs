@@ -22,6 +22,7 @@ mod encoding;
 pub mod graph;
 pub mod keys;
 mod message;
+pub mod relay;
 mod server;
 mod shamir;
 #[cfg(test)]

@@ -78,6 +78,8 @@ impl SecureSum {
 pub struct SecureServer {
     settings: CohortSettings,
     signing: Seed,
+    /// Keys with which the first stage ends.
+    goal: usize,
     graph: BTreeMap<ClientId, BTreeSet<ClientId>>,
     stage: ServerStage,
     /// Clients whose message of this stage is expected.
@@ -107,6 +109,7 @@ impl SecureServer {
         }
         Ok(Self {
             signing,
+            goal: settings.clients.len(),
             graph: settings.graph(),
             stage: ServerStage::Keys,
             expected: settings.clients.keys().copied().collect(),
@@ -121,19 +124,34 @@ impl SecureServer {
         })
     }
 
+    /// Lets the aggregation go on without the slowest clients: the first stage ends with the keys of `goal` of them.
+    #[must_use]
+    pub fn with_goal(mut self, goal: usize) -> Self {
+        self.goal = goal.min(self.settings.clients.len());
+        self
+    }
+
     /// Applies an event. A stage ends when all expected messages are there, or at its deadline.
     pub fn step(&mut self, event: SecureEvent) -> Vec<SecureAction> {
         match event {
             SecureEvent::Message(client, message) => match self.receive(client, message) {
                 Err(error) => vec![SecureAction::Refuse(client, error)],
-                Ok(()) if self.stage != ServerStage::Ended && self.received.len() == self.expected.len() => {
-                    self.end_stage()
-                }
+                Ok(()) if self.stage != ServerStage::Ended && self.has_enough_messages() => self.end_stage(),
                 Ok(()) => Vec::new(),
             },
             SecureEvent::Deadline if self.stage == ServerStage::Ended => Vec::new(),
             SecureEvent::Deadline => self.end_stage(),
         }
+    }
+
+    /// Keys of `goal` clients are enough only if none of these would be removed.
+    fn has_enough_messages(&self) -> bool {
+        let count = self.received.len();
+        let answered = || self.received.keys().copied().collect();
+        count == self.expected.len()
+            || self.stage == ServerStage::Keys
+                && count >= self.goal
+                && self.with_enough_neighbours(answered()).is_ok_and(|kept| kept.len() == count)
     }
 
     fn receive(&mut self, client: ClientId, message: ClientMessage) -> Result<(), SecureError> {

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::encoding::{apply_mask, dequantize, packed_bytes, unpack};
+use super::encoding::{apply_mask, dequantize, pack, packed_bytes, unpack};
 use super::keys::{sign, verifying_key};
-use super::message::{RevealedShare, SurvivorList};
+use super::message::{KeyAdvertisement, RevealedShare, SurvivorList};
 use super::*;
 use crate::random::{derive, stream, unit};
 
@@ -48,6 +48,16 @@ impl Cohort {
             settings,
             transcript: Vec::new(),
         }
+    }
+
+    /// Sends the keys of all clients.
+    fn advertise_all(&mut self) -> Vec<SecureAction> {
+        let ids: Vec<ClientId> = self.clients.keys().copied().collect();
+        let mut send_keys = |client| {
+            let keys = self.clients[&client].advertise();
+            self.send(client, keys)
+        };
+        ids.into_iter().flat_map(&mut send_keys).collect()
     }
 
     /// The answer of a client, through its serialized state and message.
@@ -170,19 +180,52 @@ fn below_the_threshold_the_aggregation_aborts_and_no_share_is_revealed() {
     }
 }
 
+#[test]
+fn shares_below_the_threshold_and_updates_below_the_minimum_each_end_the_aggregation() {
+    // Of six clients a secret needs four shares; the minimum is below and above that.
+    for (minimum, missing) in [(2, 3), (6, 1)] {
+        for stage in 0..3 {
+            let mut cohort = Cohort::new(CohortSettings { minimum, ..settings(6, 5, 0.3) });
+            let mut drop_out = no_drop_outs();
+            drop_out[stage] = (0..missing).collect();
+            assert_eq!(cohort.run(&drop_out), Err(SecureError::BelowThreshold), "minimum {minimum}, stage {stage}");
+            let last = match cohort.transcript.last().unwrap().1 {
+                ClientMessage::Keys(_) => 0,
+                ClientMessage::Shares(_) => 1,
+                ClientMessage::Input(_) => 2,
+                ClientMessage::Unmask(_) => 3,
+            };
+            assert_eq!(last, stage, "the next stage does not begin");
+        }
+    }
+}
+
 /// Runs until the clients have masked their inputs. Returns the request to unmask.
 fn until_unmask(cohort: &mut Cohort) -> SurvivorList {
+    until_unmask_with(cohort, |_, input| Some(input))
+}
+
+/// As `until_unmask`, with what each client sends as its input; `None` if it disappears.
+fn until_unmask_with(
+    cohort: &mut Cohort,
+    input: impl Fn(ClientId, ClientMessage) -> Option<ClientMessage>,
+) -> SurvivorList {
     let mut actions = Vec::new();
     for client in cohort.clients.keys().copied().collect::<Vec<_>>() {
         let message = cohort.clients[&client].advertise();
         actions.extend(cohort.send(client, message));
     }
-    for _ in 0..2 {
+    for stage in 1..=2 {
         for action in std::mem::take(&mut actions) {
             let SecureAction::Send(client, message) = action else { panic!("{action:?}") };
             let answer = cohort.answer(client, &message);
-            actions.extend(cohort.send(client, answer));
+            if let Some(answer) = if stage == 2 { input(client, answer) } else { Some(answer) } {
+                actions.extend(cohort.send(client, answer));
+            }
         }
+    }
+    if actions.is_empty() {
+        actions = cohort.server.step(SecureEvent::Deadline);
     }
     match actions.swap_remove(0) {
         SecureAction::Send(_, ServerMessage::Survivors(list)) => list,
@@ -203,6 +246,10 @@ fn client_refuses_to_reveal_both_kinds_of_shares() {
     let request = |list: &SurvivorList| ServerMessage::Survivors(list.clone());
     let forged = SurvivorList { survivors: (0..5).collect(), ..list.clone() };
     assert_eq!(client.step(request(&forged)), Err(SecureError::InvalidSignature));
+    let forged = SurvivorList { dropped: BTreeSet::from([5]), ..list.clone() };
+    assert_eq!(client.step(request(&forged)), Err(SecureError::InvalidSignature));
+    let of_another_round = SurvivorList { signature: sign(&SERVER, &list.signed_bytes(6)), ..list.clone() };
+    assert_eq!(client.step(request(&of_another_round)), Err(SecureError::InvalidSignature));
     let both = signed(SurvivorList { dropped: BTreeSet::from([3]), ..list.clone() });
     assert_eq!(client.step(request(&both)), Err(SecureError::BothKinds));
     let few = signed(SurvivorList { survivors: (0..2).collect(), dropped: (2..6).collect(), ..list.clone() });
@@ -211,6 +258,130 @@ fn client_refuses_to_reveal_both_kinds_of_shares() {
     assert_eq!(client.step(request(&list)).unwrap(), first, "the same list has the same answer");
     let other = signed(SurvivorList { survivors: (0..5).collect(), dropped: BTreeSet::from([5]), ..list });
     assert_eq!(client.step(request(&other)), Err(SecureError::BothKinds));
+}
+
+fn keys_of(cohort: &Cohort, clients: impl IntoIterator<Item = ClientId>) -> BTreeMap<ClientId, KeyAdvertisement> {
+    let keys = |id: ClientId| match cohort.clients[&id].advertise() {
+        ClientMessage::Keys(keys) => keys,
+        other => panic!("{other:?}"),
+    };
+    clients.into_iter().map(|id| (id, keys(id))).collect()
+}
+
+#[test]
+fn client_shares_its_secrets_once_and_with_neighbours_that_signed_their_keys() {
+    let mut cohort = Cohort::new(settings(6, 5, 0.3));
+    let keys = keys_of(&cohort, 1..6);
+    let (with_own, few, fewer) = (keys_of(&cohort, 0..6), keys_of(&cohort, 1..3), keys_of(&cohort, 1..5));
+    let client = cohort.clients.get_mut(&0).unwrap();
+    let no_shares = ServerMessage::Shares(BTreeMap::new());
+    assert_eq!(client.mask(&no_shares, &[0.0; 5], 1), Err(SecureError::WrongStage), "before the keys");
+    let list = signed(SurvivorList { survivors: (0..6).collect(), dropped: BTreeSet::new(), signature: vec![] });
+    assert_eq!(client.step(ServerMessage::Survivors(list)), Err(SecureError::WrongStage), "before the input");
+    let exchanged = keys.iter().map(|(id, own)| (*id, if *id == 1 { keys[&2].clone() } else { own.clone() }));
+    let exchanged = ServerMessage::Keys(exchanged.collect());
+    assert_eq!(client.step(exchanged), Err(SecureError::InvalidSignature), "a key of the server's choice");
+    let altered: [fn(&mut KeyAdvertisement); 3] =
+        [|it| it.sealing[0] ^= 1, |it| it.masking[0] ^= 1, |it| it.commitment[0] ^= 1];
+    for alter in altered {
+        let mut keys = keys.clone();
+        alter(keys.get_mut(&1).unwrap());
+        assert_eq!(client.step(ServerMessage::Keys(keys)), Err(SecureError::InvalidSignature));
+    }
+    assert_eq!(client.step(ServerMessage::Keys(with_own)), Err(SecureError::NotInCohort(0)), "no neighbour");
+    assert_eq!(client.step(ServerMessage::Keys(few)), Err(SecureError::BelowThreshold));
+    let shares = client.step(ServerMessage::Keys(keys.clone())).unwrap();
+    assert_eq!(client.step(ServerMessage::Keys(keys)).unwrap(), shares, "a repeated message has the same answer");
+    assert_eq!(client.step(ServerMessage::Keys(fewer)), Err(SecureError::Conflict));
+    assert_eq!(client.mask(&no_shares, &[0.0; 5], 1), Err(SecureError::BelowThreshold));
+    let unsafe_settings = CohortSettings { minimum: 1, ..cohort.settings };
+    assert!(matches!(SecureClient::new(unsafe_settings, 0, [1; 32], identity(0)), Err(SecureError::Input(_))));
+}
+
+#[test]
+fn client_reveals_shares_only_for_a_list_that_it_can_belong_to() {
+    for (minimum, few) in [(2, 0..3), (6, 0..5)] {
+        let mut cohort = Cohort::new(CohortSettings { minimum, ..settings(6, 5, 0.3) });
+        let keys = keys_of(&cohort, 1..6);
+        let list = until_unmask(&mut cohort);
+        let client = cohort.clients.get_mut(&0).unwrap();
+        assert_eq!(client.step(ServerMessage::Keys(keys)), Err(SecureError::WrongStage), "the input is sent");
+        let mut answer = |survivors: BTreeSet<ClientId>| {
+            let list = SurvivorList { survivors, dropped: BTreeSet::new(), ..list.clone() };
+            client.step(ServerMessage::Survivors(signed(list)))
+        };
+        let strangers = (0..6).chain([77]).collect();
+        assert_eq!(answer(strangers), Err(SecureError::NotInCohort(0)));
+        assert_eq!(answer((1..6).collect()), Err(SecureError::NotInCohort(0)), "its own input is not in the sum");
+        assert_eq!(answer(few.collect()), Err(SecureError::BelowThreshold));
+        if minimum == 2 {
+            let Ok(ClientMessage::Unmask(shares)) = answer((0..5).collect()) else { panic!("shares") };
+            assert_eq!(shares.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3, 4], "5 is on neither list");
+        }
+    }
+}
+
+#[test]
+fn sum_with_exchanged_shares_or_an_altered_input_is_not_released() {
+    let bits = settings(6, 5, 0.3).modulus_bits;
+    let altered = |place: usize, by: u64| {
+        let settings = CohortSettings { max_weight: 1, ..settings(6, 5, 0.3) };
+        let mut cohort = Cohort::new(settings.clone());
+        cohort.inputs.values_mut().for_each(|(values, weight)| (*values, *weight) = (vec![0.0; 5], 1));
+        let list = until_unmask_with(&mut cohort, |client, input| match input {
+            ClientMessage::Input(packed) if client == 0 => {
+                let mut values = unpack(&packed, settings.values(), bits).unwrap();
+                values[place] = values[place].wrapping_add(by) & (u64::MAX >> (64 - bits));
+                Some(ClientMessage::Input(pack(&values, bits)))
+            }
+            input => Some(input),
+        });
+        finish(&mut cohort, &list, |_, shares| shares)
+    };
+    assert!(altered(0, 0).is_ok());
+    assert_eq!(altered(0, 1 << 18), Err(SecureError::InvalidVector), "above what six clients can reach");
+    assert_eq!(altered(5, 1), Err(SecureError::InvalidVector), "a weight above the largest");
+    // Shares of the owners 1 and 2, which survive, and of 4 and 5, which dropped out.
+    for (a, b) in [(1, 2), (4, 5)] {
+        let mut cohort = Cohort::new(settings(6, 5, 0.3));
+        let list = until_unmask_with(&mut cohort, |client, input| (client < 4).then_some(input));
+        let result = finish(&mut cohort, &list, |_, mut shares| {
+            let (of_a, of_b) = (shares[&a].clone(), shares[&b].clone());
+            shares.extend([(a, of_b), (b, of_a)]);
+            shares
+        });
+        assert_eq!(result, Err(SecureError::InvalidShare), "{a} {b}");
+    }
+}
+
+/// Lets the survivors reveal their shares, as `alter` changes them.
+fn finish(
+    cohort: &mut Cohort,
+    list: &SurvivorList,
+    alter: impl Fn(ClientId, BTreeMap<ClientId, RevealedShare>) -> BTreeMap<ClientId, RevealedShare>,
+) -> Result<SecureSum, SecureError> {
+    let mut actions = Vec::new();
+    for client in list.survivors.clone() {
+        let answer = cohort.answer(client, &ServerMessage::Survivors(list.clone()));
+        let ClientMessage::Unmask(shares) = answer else { panic!("{answer:?}") };
+        actions.extend(cohort.send(client, ClientMessage::Unmask(alter(client, shares))));
+    }
+    match actions.swap_remove(0) {
+        SecureAction::Complete(sum) => Ok(sum),
+        SecureAction::Abort(error) => Err(error),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn server_refuses_shares_that_leave_out_a_neighbour() {
+    let mut cohort = Cohort::new(settings(4, 5, 0.3));
+    let actions = cohort.advertise_all();
+    let SecureAction::Send(0, keys) = &actions[0] else { panic!("{actions:?}") };
+    let ClientMessage::Shares(mut sealed) = cohort.answer(0, keys) else { panic!("shares") };
+    sealed.remove(&3);
+    let refused = cohort.send(0, ClientMessage::Shares(sealed));
+    assert_eq!(refused, [SecureAction::Refuse(0, SecureError::InvalidShare)]);
 }
 
 #[test]
@@ -242,13 +413,55 @@ fn server_refuses_duplicate_foreign_and_damaged_messages() {
 }
 
 #[test]
+fn server_refuses_the_self_mask_of_a_dropped_client() {
+    let mut cohort = Cohort::new(settings(6, 5, 0.3));
+    let list = until_unmask_with(&mut cohort, |client, input| (client < 4).then_some(input));
+    let ClientMessage::Unmask(mut shares) = cohort.answer(0, &ServerMessage::Survivors(list)) else { panic!() };
+    let RevealedShare::MaskingSecret(share) = shares[&5].clone() else { panic!("5 dropped out") };
+    // Neither kind of share shows its content in a log.
+    assert_eq!(format!("{:?}", shares[&5]), "MaskingSecret(SecretShare(1))");
+    assert_eq!(format!("{:?}", shares[&1]), "SelfMask(SecretShare(1))");
+    shares.insert(5, RevealedShare::SelfMask(share));
+    let refused = cohort.send(0, ClientMessage::Unmask(shares));
+    assert_eq!(refused, [SecureAction::Refuse(0, SecureError::BothKinds)]);
+}
+
+#[test]
+fn by_default_two_thirds_of_a_cohort_have_to_be_in_the_sum() {
+    for (clients, minimum) in [(3, 2), (4, 3), (10, 7), (12, 8), (70, 47)] {
+        assert_eq!(settings(clients, 1, 0.15).minimum, minimum, "{clients} clients");
+    }
+}
+
+#[test]
+fn keys_of_a_client_belong_to_one_round_and_one_client() {
+    let keys = |round, client| {
+        let settings = CohortSettings { round, ..settings(3, 2, 0.3) };
+        match SecureClient::new(settings, client, [4; 32], identity(client)).unwrap().advertise() {
+            ClientMessage::Keys(keys) => [keys.sealing, keys.masking, keys.commitment],
+            other => panic!("{other:?}"),
+        }
+    };
+    let all: BTreeSet<Seed> = [(7, 0), (8, 0), (7, 1)].into_iter().flat_map(|(round, id)| keys(round, id)).collect();
+    assert_eq!(all.len(), 9, "the same secret bytes give other keys for another round, client or purpose");
+}
+
+#[test]
+fn values_are_clipped_before_they_are_weighted() {
+    let settings = CohortSettings { max_weight: 4, clip: 8.0, ..settings(3, 2, 0.3) };
+    let client = SecureClient::new(settings.clone(), 0, [1; 32], identity(0)).unwrap();
+    let encoded = client.encode(&[1_000.0, -1_000.0], 1);
+    let decoded = [0, 1].map(|place: usize| dequantize(encoded[place], 1, 8.0, settings.level_bits));
+    // A quarter of the weight: a quarter of the clipping bound, within one level.
+    let level = 16.0 / f64::from((1 << settings.level_bits) - 1);
+    assert!((decoded[0] - 2.0).abs() <= level && (decoded[1] + 2.0).abs() <= level, "{decoded:?}");
+    assert_eq!(encoded[2], 1, "the weight");
+}
+
+#[test]
 fn client_masks_one_input_per_round_and_checks_it() {
     let mut cohort = Cohort::new(settings(3, 2, 0.3));
-    let mut actions = Vec::new();
-    for client in 0..3 {
-        let message = cohort.clients[&client].advertise();
-        actions.extend(cohort.send(client, message));
-    }
+    let actions = cohort.advertise_all();
     let mut delivery = Vec::new();
     for action in actions {
         let SecureAction::Send(client, message) = action else { panic!("{action:?}") };
@@ -373,6 +586,12 @@ fn settings_that_would_expose_inputs_or_overflow_are_refused() {
     assert_eq!(refused(CohortSettings { max_weight: 1 << 16, ..valid.clone() }), "maxWeight");
     assert_eq!(refused(CohortSettings { neighbours: 3, ..valid.clone() }), "neighbours");
     assert_eq!(refused(CohortSettings { clip: f64::NAN, ..valid.clone() }), "clip");
+    assert_eq!(refused(CohortSettings { parameters: 0, ..valid.clone() }), "parameters");
+    assert_eq!(refused(CohortSettings { level_bits: 1, max_weight: 1, ..valid.clone() }), "levelBits");
+    let two = valid.clients.clone().into_iter().take(2).collect();
+    assert_eq!(refused(CohortSettings { clients: two, neighbours: 1, threshold: 1, ..valid }), "clients");
+    let new = |drop_out| CohortSettings::new(1, valid.clients.clone(), [0; 32], 5, drop_out, [0; 32]).map(drop);
+    assert_eq!(new(0.35).unwrap_err().field, "dropOut");
     assert!(CohortSettings::new(1, BTreeMap::new(), [0; 32], 5, 0.3, [0; 32]).is_err());
     assert!(matches!(SecureServer::new(valid, [1; 32]), Err(SecureError::Input(_))));
 }

@@ -101,6 +101,8 @@ impl SimulationSettings {
         let control = self.strategy.has_control();
         require(!control, "strategy", "Scaffold", "a strategy without control variates")?;
         let buffered = matches!(self.mode, Mode::Buffered { .. });
+        let masked = matches!(self.mode, Mode::Cohorts { .. });
+        require(!masked, "mode", "Cohorts", "a mode without secure aggregation")?;
         let buffer_strategy = matches!(self.strategy, Strategy::FedBuff { .. });
         require(buffered == buffer_strategy, "mode", "not that of the strategy", "Buffered with FedBuff only")?;
         self.straggler.validate()?;
@@ -218,6 +220,7 @@ impl Simulation {
             }
             Mode::Poisson { .. } => settings.clients as usize,
             Mode::Buffered { concurrency, .. } => concurrency as usize,
+            Mode::Cohorts { size, cohorts, .. } => size as usize * cohorts as usize,
         };
         let deadline_millis = (settings.deadline_seconds * 1e3) as u64;
         let round_settings = RoundSettings {
@@ -229,6 +232,7 @@ impl Simulation {
             check_in_millis: CHECK_IN_MILLIS,
             max_waiting: assigned + SPARE_CLIENTS,
             max_aborts: 100,
+            is_masked: false,
         };
         let enrolled = (0..settings.clients).collect();
         let rounds = Rounds::new(round_settings, derive(&settings.seed, &[b"rounds"]), enrolled, None, [0; 32])?;

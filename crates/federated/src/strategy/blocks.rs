@@ -129,10 +129,12 @@ mod tests {
     use crate::model::Update;
     use crate::strategy::Aggregator;
 
-    /// Aggregates in blocks of `block` parameters.
+    /// Aggregates version 3 in blocks of `block` parameters.
     fn in_blocks(strategy: Strategy, model: &[f32], updates: &[Update], block: usize) -> Vec<f32> {
-        let aggregator = BlockAggregator::new(strategy).unwrap();
-        let head = |update: &Update| UpdateHead { client: update.client, version: 0, samples: update.samples };
+        let mut aggregator = BlockAggregator::new(strategy).unwrap();
+        (0..3).for_each(|_| aggregator.end_version());
+        let head =
+            |update: &Update| UpdateHead { client: update.client, version: update.version, samples: update.samples };
         let weights = aggregator.weights(&updates.iter().map(head).collect::<Vec<_>>()).unwrap();
         let mut next = Vec::new();
         for (index, part) in model.chunks(block).enumerate() {
@@ -148,16 +150,25 @@ mod tests {
     #[test]
     fn blocks_give_the_model_of_a_whole_aggregation_bit_for_bit() {
         let model: Vec<f32> = (0..101).map(|value| (value as f32 * 0.37).sin()).collect();
+        // Clients 1 and 3 cancel, and hide what is added between them: the order is visible.
+        let value = |client: u64, place: u64| match client {
+            1 => 1e25,
+            3 => -1e25,
+            _ => ((place * client) as f32 * 0.11).cos(),
+        };
         let update = |client: u64| Update {
             client,
-            version: 0,
-            samples: 3 + client * 7,
-            delta: (0..101).map(|value| ((value as u64 * client) as f32 * 0.11).cos()).collect(),
+            version: client / 4,
+            samples: 3 + client / 4 * client,
+            delta: (0..101).map(|place| value(client, place)).collect(),
             control: None,
         };
-        let updates: Vec<Update> = [5, 1, 3].into_iter().map(update).collect();
         for strategy in [Strategy::FedAvg, Strategy::FedProx { mu: 0.1 }, Strategy::FedBuff { server_rate: 0.7 }] {
+            let is_buffered = matches!(strategy, Strategy::FedBuff { .. });
+            let newest = |update: Update| Update { version: if is_buffered { update.version } else { 3 }, ..update };
+            let updates: Vec<Update> = [5, 1, 4, 3].into_iter().map(update).map(newest).collect();
             let mut whole = Aggregator::new(strategy.clone(), model.clone()).unwrap();
+            (0..3).for_each(|_| whole.advance(&vec![0.0; model.len()]).unwrap());
             whole.aggregate(&updates).unwrap();
             for block in [1, 16, 101] {
                 assert_eq!(in_blocks(strategy.clone(), &model, &updates, block), whole.model(), "{strategy:?}");
@@ -176,6 +187,13 @@ mod tests {
         assert_eq!(field(&aggregator, &[head(1, 0, 1), head(1, 0, 1)]), "client");
         aggregator.end_version();
         assert_eq!(field(&aggregator, &[head(1, 0, 1)]), "version");
+        assert_eq!(field(&aggregator, &[head(1, 2, 1)]), "version", "of the future");
+        let mut buffered = BlockAggregator::new(Strategy::FedBuff { server_rate: 1.0 }).unwrap();
+        (0..21).for_each(|_| buffered.end_version());
+        assert!(buffered.weights(&[head(1, 1, 1)]).is_ok());
+        assert_eq!(field(&buffered, &[head(1, 0, 1)]), "version", "21 versions old");
+        assert_eq!(BlockAggregator::new(Strategy::FedBuff { server_rate: 0.0 }).unwrap_err().field, "serverRate");
+        assert_eq!(aggregator.move_block(&[0.0], &BlockSum::new(2)).unwrap_err().field, "aggregate");
         let mut sum = BlockSum::new(2);
         assert!(sum.add(1.0, &[0.0, f32::NAN]).is_err() && sum.add(1.0, &[0.0]).is_err());
         sum.add(1.0, &[f32::MAX, 0.0]).unwrap();

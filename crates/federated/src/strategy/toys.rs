@@ -194,6 +194,69 @@ fn median_of_an_even_number_is_the_mean_of_the_middle() {
 }
 
 #[test]
+fn krum_counts_the_nearest_neighbours_and_refuses_too_few_updates() {
+    let krum = |values: &[f64], byzantine, keep| {
+        let updates: Vec<Update> = values.iter().enumerate().map(|(k, d)| update(k, 0, 1, &[*d])).collect();
+        let mut server = aggregator(Strategy::Krum { byzantine, keep }, &[0.0]);
+        server.aggregate(&updates).map(|()| f64::from(server.model()[0]))
+    };
+    // The hostile update comes first: no other update is near it.
+    near(krum(&[100.0, 1.0, 1.1, 0.9, 1.05], 1, 1).unwrap(), 1.05, 1e-6);
+    assert_eq!(krum(&[1.0; 4], 1, 1).unwrap_err().field, "updates", "2 f + 3 are 5");
+    assert_eq!(krum(&[1.0; 5], 1, 5).unwrap_err().field, "updates", "all would be kept, the hostile one too");
+}
+
+#[test]
+fn strategies_with_settings_out_of_range_are_refused() {
+    let field = |strategy: Strategy| Aggregator::new(strategy, vec![0.0]).unwrap_err().field;
+    assert_eq!(field(Strategy::FedProx { mu: 0.0 }), "mu");
+    assert_eq!(field(Strategy::Scaffold { server_rate: 1.0, population: 0 }), "population");
+    assert_eq!(field(Strategy::Scaffold { server_rate: f64::NAN, population: 1 }), "serverRate");
+    assert_eq!(field(Strategy::FedBuff { server_rate: 0.0 }), "serverRate");
+    assert_eq!(field(Strategy::TrimmedMean { beta: 0.5 }), "beta");
+    assert_eq!(field(Strategy::Krum { byzantine: 0, keep: 0 }), "keep");
+    let valid = AdaptiveSettings::default();
+    for (name, settings) in [
+        ("eta", AdaptiveSettings { eta: 0.0, ..valid }),
+        ("beta1", AdaptiveSettings { beta1: 1.0, ..valid }),
+        ("beta2", AdaptiveSettings { beta2: 1.0, ..valid }),
+        ("tau", AdaptiveSettings { tau: 0.0, ..valid }),
+    ] {
+        assert_eq!(field(Strategy::FedAdam(settings)), name);
+    }
+    let model = |model: &[f32]| Aggregator::new(Strategy::FedAvg, model.to_vec()).unwrap_err().field;
+    assert_eq!([model(&[]), model(&[0.0, f32::NAN])], ["model", "model"]);
+}
+
+#[test]
+fn server_follows_the_control_variates_of_its_clients() {
+    let mut server = aggregator(Strategy::Scaffold { server_rate: 0.5, population: 4 }, &[0.0]);
+    let (rate, steps) = (0.1, 5);
+    let mut clients = [Scaffold::new(1), Scaffold::new(1)];
+    for _ in 0..3 {
+        let (x, c) = (f64::from(server.model()[0]), server.control().to_vec());
+        let mut updates = Vec::new();
+        for (client, scaffold) in clients.iter_mut().enumerate() {
+            // One step from 0 without a gradient moves by the correction alone.
+            let mut moved = [0.0];
+            scaffold.step(&mut moved, &[0.0], &c, 1.0);
+            near(-moved[0], f64::from(server.correction(client as u64)[0]), 1e-6);
+            let delta = [1.0 + client as f64];
+            let update = update(client, server.version(), 1, &delta);
+            let change = server.control_change(&update.delta, rate * f64::from(steps));
+            let expected = scaffold.finish(&[x], &[x + delta[0]], &c, steps, rate);
+            near(f64::from(change[0]), f64::from(expected[0]), 1e-5);
+            updates.push(Update { control: Some(change), ..update });
+        }
+        let changes: f64 = updates.iter().flat_map(|update| &update.control).map(|change| f64::from(change[0])).sum();
+        server.aggregate(&updates).unwrap();
+        near(f64::from(server.model()[0]), x + 0.5 * 1.5, 1e-5);
+        // Two of four clients: half of the mean change.
+        near(server.control()[0], c[0] + changes / 4.0, 1e-9);
+    }
+}
+
+#[test]
 fn one_invalid_update_leaves_the_model_unchanged() {
     let mut server = aggregator(Strategy::FedAvg, &[1.0, 2.0]);
     let before = server.clone();
@@ -207,21 +270,27 @@ fn one_invalid_update_leaves_the_model_unchanged() {
         assert!(server.aggregate(&[valid.clone(), invalid]).is_err());
         assert_eq!(server, before);
     }
-    assert!(server.aggregate(&[]).is_err());
+    assert_eq!(server.aggregate(&[]).unwrap_err().field, "updates");
+    assert_eq!(server.advance(&[0.0; 3]).unwrap_err().field, "aggregate");
+    assert_eq!(server.advance(&[0.0, f64::NAN]).unwrap_err().value, "not finite");
+    assert_eq!(server, before);
     assert!(server.aggregate(&[update(0, 0, 1, &[f64::from(f32::MAX), 0.0])]).is_ok());
     let moved = server.clone();
+    assert_eq!(server.aggregate(&[update(0, 0, 1, &[0.0; 2])]).unwrap_err().field, "version", "of a synchronous round");
     assert!(server.aggregate(&[update(0, 1, 1, &[f64::from(f32::MAX), 0.0])]).is_err(), "the sum overflows");
     assert_eq!(server, moved);
 }
 
 #[test]
 fn aggregate_does_not_depend_on_the_order_of_arrival() {
-    let updates: Vec<Update> =
-        (0..20).map(|k| update(k, 0, 1 + k as u64, &[0.1 * k as f64, 1e7 / (1 + k) as f64])).collect();
-    let mut reversed = updates.clone();
-    reversed.reverse();
+    // The first two clients cancel, and hide what is added between them: the order is visible.
+    let value = |k: usize| [1e25, -1e25].get(k).copied().unwrap_or(k as f64);
+    let updates: Vec<Update> = (0..20).map(|k| update(k, 0, 1 + k as u64 / 2, &[0.1 * k as f64, value(k)])).collect();
+    let mut other = updates.clone();
+    other.rotate_left(1);
     let (mut a, mut b) = (aggregator(Strategy::FedAvg, &[0.0; 2]), aggregator(Strategy::FedAvg, &[0.0; 2]));
     a.aggregate(&updates).unwrap();
-    b.aggregate(&reversed).unwrap();
+    assert!(a.model()[1] > 1.0);
+    b.aggregate(&other).unwrap();
     assert_eq!(a, b);
 }

@@ -1,7 +1,18 @@
 //! Predictions of a trained model at any concentration.
 
 use super::{Axes, Trainer};
+use crate::closed::Lattice;
+use crate::engine::{GridEngine, ShootingEngine};
 use crate::error::{Error, in_range};
+use crate::grid::{ChristoffelGrid, Interpolation};
+use crate::settings::Engine;
+use crate::shooting::BatchedShooting;
+
+/// Knots in concentration of the grid of a prediction: cubic interpolation then errs by 1e-6 on the stress metric. It has a column per
+/// wavelength.
+const GRID_KNOTS: usize = 500;
+/// Shooting over a grid, whose interpolation errs more than the default tolerance.
+pub(crate) const GRID_SHOOTING: BatchedShooting = BatchedShooting { tolerance: 1e-9, residual: 1e-8, newton_steps: 10 };
 
 /// A predicted spectrum.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,7 +63,7 @@ impl Trainer {
         let wavelengths: Vec<usize> = (0..self.data.nm().len()).collect();
         let lattice = self.lattice(all, &wavelengths)?;
         let pairs: Vec<(usize, usize)> = (0..all.len()).filter(|i| *i != target).map(|i| (i, target)).collect();
-        let differences = self.best.differences(&lattice, &pairs);
+        let differences = self.engine_differences(&lattice, &pairs)?;
         let from = |s: usize, w: usize| sources[s][w] + self.scale * differences[s * wavelengths.len() + w];
         let count = pairs.len() as f64;
         let mean = |w: usize| (0..pairs.len()).map(|s| from(s, w)).sum::<f64>() / count;
@@ -60,6 +71,41 @@ impl Trainer {
         let deviation = |w: usize| (0..pairs.len()).map(|s| (from(s, w) - spectrum[w]).powi(2)).sum::<f64>();
         let spread = wavelengths.iter().map(|w| (deviation(*w) / (count - 1.0).max(1.0)).sqrt()).collect();
         Ok(Prediction { spectrum, spread })
+    }
+
+    /// Standardised differences of the best model, with geodesics from the engine of the settings.
+    fn engine_differences(&self, lattice: &Lattice, pairs: &[(usize, usize)]) -> Result<Vec<f64>, Error> {
+        let metric = &self.best.metric;
+        match self.settings.engine {
+            Engine::ClosedForm => Ok(self.best.differences(lattice, pairs)),
+            Engine::BatchedShooting => {
+                let engine = ShootingEngine { metric, shooting: BatchedShooting::default() };
+                self.best.differences_by(&engine, lattice, pairs)
+            }
+            Engine::ChristoffelGrid => {
+                let grid = ChristoffelGrid::build(metric, GRID_KNOTS, lattice.wavelengths().len().max(2))?;
+                let engine = GridEngine::new(&grid, metric, Interpolation::Hermite, GRID_SHOOTING)?;
+                self.best.differences_by(&engine, lattice, pairs)
+            }
+        }
+    }
+
+    /// Returns the largest difference between `spectrum`, a prediction at `ppb` by the engine of the settings, and that of the closed
+    /// form; `None` if the engine is the closed form.
+    ///
+    /// # Errors
+    /// As [`predict`](Self::predict); [`Error::Length`] for another number of wavelengths.
+    pub fn distance_from_closed_form(&self, ppb: f64, spectrum: &[f64]) -> Result<Option<f64>, Error> {
+        if self.settings.engine == Engine::ClosedForm {
+            return Ok(None);
+        }
+        let mut exact = self.clone();
+        exact.settings.engine = Engine::ClosedForm;
+        let exact = exact.predict(ppb)?;
+        if exact.len() != spectrum.len() {
+            return Err(Error::Length { field: "spectrum", actual: spectrum.len(), expected: exact.len() });
+        }
+        Ok(Some(exact.iter().zip(spectrum).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max)))
     }
 
     /// Predicts spectra [concentration, wavelength] at increasing concentrations `targets`, at the wavelengths of the given
@@ -122,6 +168,25 @@ mod tests {
     use super::*;
     use crate::generate::{Generator, Noise};
     use crate::settings::{Decoder, Settings};
+
+    #[test]
+    fn every_engine_predicts_what_the_closed_form_predicts() {
+        let (ppb, nm) = ([0.0, 15.0, 30.0, 60.0], (0..41).map(|i| 200.0 + 15.0 * f64::from(i)).collect::<Vec<_>>());
+        let data = Generator::Mixed.spectra(&ppb, &nm, &Noise::default(), 0).unwrap();
+        for engine in [Engine::ClosedForm, Engine::BatchedShooting, Engine::ChristoffelGrid] {
+            let settings = Settings { engine, steps: 20, stride: 4, evaluate_every: 10, ..Settings::default() };
+            let mut trainer = Trainer::new(data.clone(), Axes::new(&ppb, &nm).unwrap(), settings, 1).unwrap();
+            while !trainer.finished() {
+                trainer.advance().unwrap();
+            }
+            let spectrum = trainer.predict(20.0).unwrap();
+            let distance = trainer.distance_from_closed_form(20.0, &spectrum).unwrap();
+            assert_eq!(distance.is_none(), engine == Engine::ClosedForm);
+            assert!(distance.is_none_or(|it| it > 0.0 && it < 1e-4), "{engine:?}: {distance:?}");
+        }
+        let flow = Settings { decoder: Decoder::Flow, engine: Engine::BatchedShooting, ..Settings::default() };
+        assert!(matches!(flow.check(), Err(Error::Unsupported { engine: "BatchedShooting", .. })));
+    }
 
     #[test]
     fn predictions_depend_on_every_source_spectrum_and_their_spread_is_reported() {

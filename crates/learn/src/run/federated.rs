@@ -13,16 +13,20 @@ const MAX_CLIENTS: usize = 100;
 pub struct FederatedState {
     /// Version of the model.
     pub version: u64,
-    /// SHA-256 of the model, in hexadecimal digits.
+    /// SHA-256 of the model as 32-bit floats, in hexadecimal digits.
     pub model: String,
+    /// Signature of run, version and `model` by `model_key`, in hexadecimal digits.
+    pub signature: String,
     /// Ed25519 key by which its models are signed, in hexadecimal digits.
     pub model_key: String,
     /// Rounds that ended without enough updates.
     pub aborted: u64,
     /// Course of the rounds, ascending by version.
     pub history: Vec<FederatedRow>,
-    /// What clients contributed, by name.
+    /// What clients contributed, by name: the first 100.
     pub clients: BTreeMap<String, ClientRow>,
+    /// Whether further clients contributed.
+    pub has_further_clients: bool,
 }
 
 /// A round that made a version.
@@ -64,6 +68,7 @@ impl FederatedState {
     /// Counts an update of a client, as far as there is room for its name.
     pub fn count(&mut self, client: &str, samples: u64, loss: Option<f64>) {
         if self.clients.len() >= MAX_CLIENTS && !self.clients.contains_key(client) {
+            self.has_further_clients = true;
             return;
         }
         let row = self.clients.entry(client.to_owned()).or_default();
@@ -81,9 +86,12 @@ mod tests {
         let mut state = FederatedState::default();
         (1..=1_000).for_each(|version| state.note(FederatedRow { version, ..FederatedRow::default() }));
         assert!(state.history.len() <= history::MAX_ROWS && state.history.last().unwrap().version == 1_000);
+        (0..MAX_CLIENTS).for_each(|client| state.count(&format!("c{client}"), 3, None));
+        assert!(!state.has_further_clients);
         (0..200).for_each(|client| state.count(&format!("c{client}"), 3, None));
+        assert!(state.has_further_clients);
         state.count("c0", 5, Some(0.5));
         assert_eq!(state.clients.len(), MAX_CLIENTS);
-        assert_eq!(state.clients["c0"], ClientRow { updates: 2, samples: 5, loss: Some(0.5) });
+        assert_eq!(state.clients["c0"], ClientRow { updates: 3, samples: 5, loss: Some(0.5) });
     }
 }

@@ -73,11 +73,27 @@ fn clients(state: &FederatedState) -> Section {
         let loss = client.loss.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.4}"));
         vec![name.clone(), client.updates.to_string(), client.samples.to_string(), loss]
     };
+    let caption = "Updates that were aggregated, samples of the last one, and the loss that the client measured last.";
+    let further = format!(" Only the first {} clients are listed.", state.clients.len());
     Section {
         title: "Clients".to_owned(),
-        caption: "Updates that were aggregated, samples of the last one, and the loss that the client measured last."
-            .to_owned(),
+        caption: caption.to_owned() + if state.has_further_clients { &further } else { "" },
         chart: None,
         table: Some((header, state.clients.iter().map(row).collect())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_states_that_it_does_not_list_all_clients() {
+        let mut state = FederatedState::default();
+        let page = |state: &FederatedState| federated_page("fleet", "", Vec::new(), Vec::new(), state).unwrap();
+        (0..100).for_each(|client| state.count(&format!("c{client}"), 3, None));
+        assert!(!page(&state).contains("Only the first"));
+        state.count("c100", 3, None);
+        assert!(page(&state).contains("Only the first 100 clients are listed."));
     }
 }

@@ -6,12 +6,12 @@ mod report;
 mod source;
 
 use super::{StageResults, Task, TaskContext, TaskError, TaskFindings, TaskRun};
-use engram_api::{GeodesicRun, SpectraDecoder, SpectraTraining};
+use engram_api::{GeodesicRun, SpectraDecoder, SpectraEngine};
 use engram_devices::ComputeDevice;
 use engram_geodesic::{
-    Agreement, Axes, CalibrationResult, CalibrationTask, Decoder, Error, ErrorProfile, LatentModel, LeakingResult,
-    LossPoint, MIN_CALIBRATED_FOLDS, MetricFigure, Report, Settings, Spectra, StepError, TaskResult, Trainer,
-    advance_all, calibration_tasks, leaking_trainer, tasks,
+    Agreement, Axes, CalibrationResult, CalibrationTask, Decoder, Engine, Error, ErrorProfile, LatentModel,
+    LeakingResult, LossPoint, MIN_CALIBRATED_FOLDS, MetricFigure, Report, Settings, Spectra, StepError, TaskResult,
+    Trainer, advance_all, calibration_tasks, leaking_trainer, tasks,
 };
 use serde::{Deserialize, Serialize};
 use source::Source;
@@ -69,7 +69,11 @@ struct FoldOutcome {
     profile: ErrorProfile,
     losses: Vec<LossPoint>,
     metric: MetricFigure,
-    agreement: Agreement,
+    /// Of the other engines with the closed form, on the trained metric.
+    agreements: Vec<Agreement>,
+    /// Largest difference of the prediction from that of the closed form, with another engine.
+    #[serde(default)]
+    from_closed_form: Option<f64>,
     /// Prediction of the geometry of two dimensions: with the first start of a fold, if it exists.
     #[serde(default)]
     latent: Option<Vec<f64>>,
@@ -107,7 +111,7 @@ impl Geodesic {
     /// Checks a specification and its data.
     pub(super) fn new(spec: &GeodesicRun, data: Option<&[u8]>) -> Result<Self, TaskError> {
         let source = Source::new(&spec.source, data)?;
-        let settings = settings(&spec.training);
+        let settings = settings(spec);
         // Reveals settings that do not fit the spectra.
         let first = engram_geodesic::Task { fold: 0, start: 0 };
         first.trainer(&source.spectra, settings).map_err(|error| invalid("spec.geodesic", &error))?;
@@ -133,14 +137,7 @@ impl Geodesic {
     fn outcome(&self, training: Training, trainer: &Trainer, losses: Vec<LossPoint>) -> Result<Outcome, Error> {
         let spectra = &self.source.spectra;
         Ok(match training {
-            Training::Fold(task) => Outcome::Fold(Box::new(FoldOutcome {
-                result: task.result(spectra, self.settings, trainer)?,
-                profile: ErrorProfile::new(trainer, spectra.row(task.fold))?,
-                losses,
-                metric: trainer.metric_figure()?,
-                agreement: trainer.engine_agreement()?,
-                latent: if task.start == 0 { latent(spectra, task.fold) } else { None },
-            })),
+            Training::Fold(task) => Outcome::Fold(Box::new(self.fold_outcome(task, trainer, losses)?)),
             Training::All(start) => Outcome::All {
                 predictions: LeakingResult::new(spectra, start, trainer)?,
                 samples: self
@@ -151,6 +148,25 @@ impl Geodesic {
                     .collect::<Result<_, _>>()?,
             },
             Training::Calibration(task) => Outcome::Calibration(task.result(spectra, self.settings, trainer)?),
+        })
+    }
+
+    fn fold_outcome(
+        &self,
+        task: engram_geodesic::Task,
+        trainer: &Trainer,
+        losses: Vec<LossPoint>,
+    ) -> Result<FoldOutcome, Error> {
+        let spectra = &self.source.spectra;
+        let result = task.result(spectra, self.settings, trainer)?;
+        Ok(FoldOutcome {
+            profile: ErrorProfile::new(trainer, spectra.row(task.fold))?,
+            losses,
+            metric: trainer.metric_figure()?,
+            agreements: trainer.engine_agreements()?,
+            from_closed_form: trainer.distance_from_closed_form(spectra.ppb()[task.fold], &result.prediction)?,
+            latent: if task.start == 0 { latent(spectra, task.fold) } else { None },
+            result,
         })
     }
 
@@ -311,12 +327,18 @@ fn invalid(field: &str, error: &dyn std::fmt::Display) -> TaskError {
     TaskError::Invalid(format!("{field}: {error}"))
 }
 
-const fn settings(spec: &SpectraTraining) -> Settings {
+const fn settings(run: &GeodesicRun) -> Settings {
+    let spec = &run.training;
     Settings {
         seed: spec.seed,
         decoder: match spec.decoder {
             SpectraDecoder::Slope => Decoder::Slope,
             SpectraDecoder::Flow => Decoder::Flow,
+        },
+        engine: match run.engine {
+            SpectraEngine::ClosedForm => Engine::ClosedForm,
+            SpectraEngine::BatchedShooting => Engine::BatchedShooting,
+            SpectraEngine::ChristoffelGrid => Engine::ChristoffelGrid,
         },
         nodes: spec.nodes as usize,
         steps: spec.steps,

@@ -25,7 +25,7 @@ mod training;
 mod tropical;
 mod wire;
 
-pub use engram_devices::ComputeDevice;
+pub use engram_devices::{ComputeDevice, DeviceUsage};
 
 pub use assignment::{Assignment, AssignmentAction, AssignmentEvent, MAX_LOSSES, WorkerNumber};
 pub use federated::federated_page;
@@ -34,7 +34,7 @@ pub use local::run_locally;
 pub use record::{CorruptRow, RecordedTasks, TaskReport, TaskSummary, page_row, result_row, timeline_row};
 pub use registry::task_run;
 pub use samples::digits_table;
-pub use timeline::{TimelineKind, TimelineRow, TimelineSpan, timeline_page};
+pub use timeline::{SpanDevice, TimelineKind, TimelineRow, TimelineSpan, timeline_page};
 pub use training::training_page;
 pub use tropical::TropicalTasks;
 

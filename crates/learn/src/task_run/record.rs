@@ -235,6 +235,7 @@ mod tests {
             begin_us: 5,
             end_us: 7,
             lost: stage == 1,
+            devices: Vec::new(),
         };
         let (first, second) = ([span(0, Some(3)), span(0, None)], [span(1, Some(0))]);
         let rows = [result_row(0, 0, b"a"), timeline_row(0, &first), timeline_row(1, &second)];

@@ -39,6 +39,25 @@ pub struct TimelineSpan {
     /// Whether the worker was lost, so that another one repeats the task.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
+    /// What computed a task; empty for other spans, and for tasks without result.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<SpanDevice>,
+}
+
+/// Share of a device in a task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SpanDevice {
+    /// Name of a GPU, or `CPU` with the number of threads.
+    pub name: String,
+    /// Size of its memory in bytes; 0 = unknown.
+    #[serde(default)]
+    pub memory_bytes: u64,
+    /// Time that the task was computed by it, in microseconds.
+    pub busy_us: u64,
+    /// Computations of a GPU; those of a CPU are not counted.
+    #[serde(default)]
+    pub computations: u64,
 }
 
 /// A row of the chart: name of a device, and its spans as (class, name, begin, end) in microseconds.
@@ -56,8 +75,13 @@ const MAX_SPANS: usize = 20_000;
 const STYLE: &str = ".kernel{fill:#2a78b5}.copy{fill:#d9822b}.wait{fill:#9aa0a6}.lost{fill:#c0392b}.names{fill:currentColor;font-size:13px}\
                      .axis{stroke:currentColor;stroke-opacity:.25}";
 
-/// Renders a timeline as a self-contained HTML page. `sentences` hold the analysis; `shares` is a table with its header first.
-pub fn timeline_page(run: &str, sentences: &[String], shares: &[Vec<String>], rows: &[TimelineRow]) -> String {
+/// Renders a timeline as a self-contained HTML page. `sentences` hold the analysis; `tables` have a heading, and their header first.
+pub fn timeline_page(
+    run: &str,
+    sentences: &[String],
+    tables: &[(&str, Vec<Vec<String>>)],
+    rows: &[TimelineRow],
+) -> String {
     let title = escape(&format!("Timeline of run {run}"));
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -72,9 +96,11 @@ pub fn timeline_page(run: &str, sentences: &[String], shares: &[Vec<String>], ro
     html.push_str("</section>\n<section><h2 id=\"timeline\">Timeline</h2><p class=\"caption\">Blue: tasks and plans; orange: transfers; \
                    grey: waits; red: work of a lost worker. Names appear under the pointer.</p>");
     html.push_str(&chart(rows));
-    html.push_str("</section>\n<section><h2>Shares of the time</h2>");
-    if let Some((header, body)) = shares.split_first() {
-        html.push_str(&table(header, body));
+    for (heading, content) in tables {
+        write!(html, "</section>\n<section><h2>{}</h2>", escape(heading)).expect("a string can be written");
+        if let Some((header, body)) = content.split_first() {
+            html.push_str(&table(header, body));
+        }
     }
     html.push_str("</section>\n</main>\n</body>\n</html>\n");
     html
@@ -130,8 +156,11 @@ mod tests {
             ("worker 0".to_owned(), vec![("kernel", "fold <1>".to_owned(), 1_000, 3_000)]),
             ("driver".to_owned(), vec![("copy", "record".to_owned(), 3_000, 5_000)]),
         ];
-        let shares = [vec!["device".to_owned(), "tasks".to_owned()], vec!["worker 0".to_owned(), "50 %".to_owned()]];
-        let page = timeline_page("a&b", &["bottleneck: host".to_owned()], &shares, &rows);
+        let shares =
+            vec![vec!["device".to_owned(), "tasks".to_owned()], vec!["worker 0".to_owned(), "50 %".to_owned()]];
+        let tables = [("Shares & more", shares)];
+        let page = timeline_page("a&b", &["bottleneck: host".to_owned()], &tables, &rows);
+        assert!(page.contains("<h2>Shares &amp; more</h2>"));
         assert!(page.contains("<h1>Timeline of run a&amp;b</h1>") && page.contains("<p>bottleneck: host</p>"));
         assert_eq!(page.matches("<rect").count(), 2);
         assert!(

@@ -5,7 +5,7 @@ use crate::command::{Blobs, check_ids, require};
 use crate::ids::{Group, MemoryId};
 use crate::law::ONE;
 use crate::outcome::Refusal;
-use crate::{MAX_IDS, MAX_ITEM_PAYLOAD_BYTES};
+use crate::{MAX_IDS, MAX_ITEM_PAYLOAD_BYTES, PartitionId};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// A buffer that a command addresses.
@@ -88,6 +88,11 @@ impl Placement {
         let first = (xxh3_64(name.as_bytes()) % u64::from(partitions.max(1))) as u32;
         let used = if used == 0 || used > partitions { partitions } else { used };
         Self { first, used, partitions }
+    }
+
+    /// Returns the place of a partition, counted from the first one that holds items: below `used` for those that hold items.
+    pub const fn place(&self, partition: PartitionId) -> u32 {
+        (partition.0 + self.partitions - self.first) % self.partitions
     }
 }
 

@@ -11,7 +11,7 @@ mod table;
 
 pub use command::{BufferCommand, BufferRef, Limits, Placement};
 pub use cursor::{Cursor, LeaseError, MAX_AHEAD, Position};
-pub use table::{Buffer, BufferTable, Counts};
+pub use table::{Buffer, BufferTable, Counts, RepartitionSource};
 
 use crate::hash::{mix64, unmix64};
 use crate::ids::MemoryId;

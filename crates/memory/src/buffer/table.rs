@@ -77,6 +77,17 @@ impl Buffer {
     }
 }
 
+/// A partition whose items are moved to another number of partitions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RepartitionSource {
+    /// Its number.
+    pub partition: u32,
+    /// Its buffers.
+    pub table: BufferTable,
+    /// Items of each buffer.
+    pub items: BTreeMap<Group, u64>,
+}
+
 /// The buffers of one partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BufferTable {
@@ -196,20 +207,33 @@ impl BufferTable {
         self.buffers.remove(&group);
     }
 
-    /// Returns the state of a partition of another number of partitions, from those that its items come from: definitions and positions are kept,
-    /// counts, uses and consumers start again.
+    /// Returns the state of a partition of another number of partitions, which gets these numbers of items: definitions and positions are kept,
+    /// uses and consumers start again. The counts over all partitions are kept, which rate limiters use: those of the items that are gone, and of
+    /// draws, are added to one new partition each.
     #[must_use]
-    pub fn repartitioned<'a>(tables: impl IntoIterator<Item = &'a Self>, partition: u32, partitions: u32) -> Self {
+    pub fn repartitioned<'a>(
+        sources: impl IntoIterator<Item = &'a RepartitionSource>,
+        items: &BTreeMap<Group, u64>,
+        partition: u32,
+        partitions: u32,
+    ) -> Self {
+        let of = |items: &BTreeMap<Group, u64>, group| items.get(group).copied().unwrap_or_default();
         let mut whole = Self::default();
-        for table in tables {
-            whole.high = whole.high.max(table.high);
-            for (group, buffer) in &table.buffers {
-                whole.buffers.entry(*group).or_insert_with(|| Buffer {
+        for source in sources {
+            whole.high = whole.high.max(source.table.high);
+            for (group, buffer) in &source.table.buffers {
+                let new = whole.buffers.entry(*group).or_insert_with(|| Buffer {
                     name: buffer.name.clone(),
                     definition: buffer.definition.clone(),
                     limits: buffer.limits.shared(partition, partitions),
+                    counts: Counts { inserted: of(items, group), ..Counts::default() },
                     ..Buffer::default()
                 });
+                if source.partition % partitions == partition {
+                    new.counts.inserted += buffer.counts.inserted.saturating_sub(of(&source.items, group));
+                    new.counts.sampled += buffer.counts.sampled;
+                    new.counts.deleted += buffer.counts.deleted;
+                }
             }
         }
         whole
@@ -264,6 +288,34 @@ mod tests {
         let placement = Placement { first: 3, used: 3, partitions: 4 };
         let shares: Vec<u64> = (0..4).map(|partition| limits.placed(placement, partition).share).collect();
         assert_eq!(shares, [3, 3, 0, 4]);
+    }
+
+    #[test]
+    fn counts_over_all_partitions_survive_another_number_of_partitions() {
+        const FROM: u32 = 3;
+        let group = Group(255);
+        let source = |partition: u32| {
+            let counts = Counts { inserted: 25, sampled: 7 + u64::from(partition), deleted: 5 };
+            let buffer = Buffer { name: "b".into(), counts, ..Buffer::default() };
+            let table = BufferTable { high: 9, buffers: BTreeMap::from([(group, buffer)]) };
+            RepartitionSource { partition, table, items: BTreeMap::from([(group, 20)]) }
+        };
+        let sources: Vec<RepartitionSource> = (0..FROM).map(source).collect();
+        for to in [1_u32, 2, 3, 7] {
+            let mut whole = Counts::default();
+            for partition in 0..to {
+                // 60 items in all.
+                let items = 60 / u64::from(to) + u64::from(u64::from(partition) < 60 % u64::from(to));
+                let items_of = BTreeMap::from([(group, items)]);
+                let table = BufferTable::repartitioned(&sources, &items_of, partition, to);
+                let counts = table.get(group).unwrap().counts;
+                assert_eq!(counts.inserted - counts.deleted, items, "{partition} of {to}");
+                whole.inserted += counts.inserted;
+                whole.sampled += counts.sampled;
+                whole.deleted += counts.deleted;
+            }
+            assert_eq!(whole, Counts { inserted: 75, sampled: 24, deleted: 15 }, "{to} partitions");
+        }
     }
 
     proptest! {

@@ -8,3 +8,4 @@ pub(crate) mod bag;
 pub(crate) mod dense;
 pub(crate) mod dropout;
 pub(crate) mod norm;
+pub(crate) mod tropical;

@@ -32,6 +32,9 @@ class Chain(nn.Module):
         if "dense" in spec:
             self.width = spec["dense"]
             return nn.Linear(inputs, self.width, bias=spec.get("bias", True))
+        if "tropical" in spec:
+            self.width = spec["tropical"]
+            return Tropical(inputs, self.width, spec.get("bias", True))
         if "featureBag" in spec:
             self.width = spec["featureBag"]
             return Bag(inputs, self.width)
@@ -53,6 +56,21 @@ class Chain(nn.Module):
                 y = ACTIVATIONS[spec["activation"]]()(y)
             x = y
         return x
+
+
+class Tropical(nn.Module):
+    def __init__(self, inputs, outputs, bias):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    def forward(self, x):
+        edges = x.unsqueeze(-1) + self.weight
+        if self.bias is not None:
+            edges = torch.cat([edges, self.bias.expand(len(x), 1, -1)], dim=-2)
+        best = edges.topk(2, dim=-2).values
+        assert (best[:, 0] - best[:, 1]).min() > 1e-3, "too near a tie"
+        return best[:, 0]
 
 
 class Bag(nn.Module):
@@ -123,6 +141,8 @@ CASES = [
     ("bag_correlation", 11, [{"featureBag": 6, "activation": "Tanh"}, {"dense": 1, "activation": "Sigmoid"}],
      {"kind": "Mse", "correlation": {"weight": 0.1, "target": 0.9}}),
     ("attention_mse", 11, [{"featureAttention": 8, "heads": 2, "activation": "Tanh"}, {"dense": 2}], {"kind": "Mse"}),
+    ("tropical_mse", 4, [{"tropical": 5}, {"dense": 3, "activation": "Tanh"}, {"tropical": 4, "bias": False, "activation": "Sigmoid"}, {"dense": 2}],
+     {"kind": "Mse"}),
 ]
 
 

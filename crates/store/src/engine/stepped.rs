@@ -1,10 +1,9 @@
 //! Engine without threads, driven by its owner. For simulators.
 
-use super::{Event, EventSender, Handle, Queue, process_call};
+use super::event::{Event, EventSender, process_call};
+use super::handle::Handle;
 use crate::peer::Peers;
-use crate::store::Store;
-use crate::{Error, WriteError};
-use std::sync::Arc;
+use crate::{Error, Store, WriteError};
 use std::sync::mpsc::{Receiver, channel};
 
 /// A store that processes its events in explicit steps.
@@ -18,11 +17,7 @@ impl SteppedEngine {
     pub(super) fn start(mut store: Store, peers: Box<dyn Peers>, wake: Box<dyn Fn() + Send + Sync>) -> (Handle, Self) {
         store.set_peers(peers);
         let (events, incoming) = channel();
-        let (queue, shared) = (Arc::new(Queue::of(&store.options)), Arc::clone(&store.shared));
-        let identity = (store.identity().store(), store.identity().incarnation());
-        let session_clock = Arc::clone(&store.session_clock);
-        let sender = Arc::new(EventSender { events, wake: Some(wake) });
-        let handle = Handle { sender, queue, shared, identity, session_clock };
+        let handle = Handle::new(&store, EventSender { events, wake: Some(wake) });
         (handle, Self { store: Some(store), incoming })
     }
 
@@ -42,7 +37,7 @@ impl SteppedEngine {
         }
         match &mut self.store {
             Some(store) => store.turn().inspect_err(|error| {
-                store.shared.end(error);
+                store.shared().end(error);
             }),
             None => Ok(()),
         }

@@ -25,7 +25,8 @@ pub const IDLE_SEAL_MS: u64 = 1_000;
 /// space for the next segment.
 const MIN_SEGMENT_BYTES: u64 = 256 << 10;
 
-/// Writer of the log. Times are of [`crate::Clock::elapsed_ms`].
+/// Writer of the log. Times are of [`crate::Clock::elapsed_ms`]. Its fields are the position in the open segment and what is due there: they
+/// change together with each batch, therefore more than a dozen.
 pub struct Writer {
     disk: Arc<dyn Disk>,
     file_head: FileHead,

@@ -2,6 +2,7 @@
 
 mod rank;
 mod recall;
+mod training;
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use engram_kernels::gpu::Driver;
 use engram_kernels::gpu::cuda::{Cuda, DeviceTiming};
 use engram_kernels::priority::{Draws, Priorities};
-use engram_kernels::{Device, Error, Gpu, GroupUpdate, Segment, Update};
+use engram_kernels::{Device, DigestRequest, Error, Gpu, GroupUpdate, Segment, Update};
 use engram_memory::{Group, MemoryId, ONE, mix64};
 
 use super::Part;
@@ -125,6 +126,7 @@ pub(super) fn run(part: &Part) -> Result<PartResult> {
     let (of_rank, gpu) = rank::rows(clock, gpu, ranked, part.scratch.as_deref())?;
     rows.extend(of_rank);
     rows.extend(recall::rows(clock, gpu, memories)?);
+    rows.extend(training::rows(clock, part)?);
     for row in &mut rows {
         row.of_copy = (row.bytes > 0).then(|| gb_per_s(row) / copy_gb_per_s);
     }
@@ -246,7 +248,7 @@ fn passes(clock: Clock, gpu: &mut Gpu<Cuda>, memories: u32) -> Result<Vec<Row>> 
         gpu.histogram(segments, 12).map(drop)
     })?;
     row(gpu, ("digest", ""), 13 * all, TimingFilter::Sum(&["digest"]), &mut |gpu| {
-        gpu.digest(segments, ids, None, &mut digests)
+        gpu.digest(&DigestRequest { segments, ids, content: None }, &mut digests)
     })?;
     row(gpu, ("reads by slot, 1,000,000", "gather"), 0, TimingFilter::Kernels, &mut |gpu| gpu.read(&slots, &mut read))?;
     row(
@@ -266,7 +268,7 @@ fn passes(clock: Clock, gpu: &mut Gpu<Cuda>, memories: u32) -> Result<Vec<Row>> 
             total - share.total
         })
         .collect();
-    let draws = Draws { seed: 5, step: 1, count: DRAWS, total };
+    let draws = Draws { seed: 5, step: 1, stream: 0, count: DRAWS, total };
     row(gpu, ("100,000 prioritized draws", "draws"), 0, TimingFilter::Sum(&["sample"]), &mut |gpu| {
         gpu.sample(&sums, &offsets, &draws).map(drop)
     })?;

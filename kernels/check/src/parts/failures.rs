@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 
 use engram_kernels::gpu::{Argument, Driver};
-use engram_kernels::{Cpu, Device, Error, Gpu, MirrorStatus, MirroredDevice, Order, Scope};
+use engram_kernels::{Cpu, Device, Error, Gpu, MirrorStatus, MirroredDevice, Order, RankRequest, Scope};
 use engram_memory::{Histogram, QualityVector};
 
 use super::arena::Arena;
@@ -29,7 +29,9 @@ struct PassResults {
 
 fn run_passes(arena: &Arena, device: &mut dyn Device) -> Result<PassResults> {
     let (mut ranked, mut quality) = (Vec::new(), Vec::new());
-    device.rank(&arena.segments, Scope::All, Order::HeaviestFirst, None, &arena.ids, &mut ranked)?;
+    let Arena { segments, ids, .. } = arena;
+    let request = RankRequest { segments, ids, scope: Scope::All, order: Order::HeaviestFirst, limit: None };
+    device.rank(&request, &mut ranked)?;
     device.epoch(&arena.segments, &[], &mut quality)?;
     Ok(PassResults { ranked, quality, histogram: device.histogram(&arena.segments, 8)? })
 }

@@ -5,6 +5,7 @@ mod bench;
 mod failures;
 mod history;
 mod passes;
+mod training;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -47,6 +48,7 @@ pub(crate) struct Part {
 #[derive(Clone, Copy, ValueEnum)]
 enum Name {
     Passes,
+    Training,
     MultipleDevices,
     History,
     Drivers,
@@ -64,6 +66,7 @@ enum Name {
 pub(crate) fn run(part: &Part) -> Result<()> {
     let result = match part.name {
         Name::Passes => passes::run(part)?,
+        Name::Training => training::run(part)?,
         Name::MultipleDevices => passes::several(part)?,
         Name::History => history::run(part)?,
         Name::Drivers => history::drivers(part)?,

@@ -7,16 +7,51 @@ use engram_api::{Autoscaling, AutoscalingStatus};
 use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
-use crate::cluster::apply::check_leader;
+use crate::cluster::apply::Applied;
 use crate::cluster::autoscaling::history;
 use crate::cluster::autoscaling::{ClusterAutoscaler, ScalingObservation, ScalingStep};
+use crate::cluster::pass::Pass;
+use crate::cluster::plan::Plan;
 use crate::cluster::validate::ValidatedCluster;
 use crate::context::{Context, Key};
-use crate::kube::api_request::{Error, request};
+use crate::kube::api_object::{InvalidObject, NotOwned};
+use crate::kube::api_request::{RequestError, WriteError, check_leader, request};
+use crate::kube::failure::{Cause, Failure};
 use crate::kube::resource_kinds::CLUSTER;
 
 /// Field manager of `/scale`.
 const SCALE_MANAGER: &str = "engram-operator-autoscaling";
+
+/// Why an autoscaler could not decide, or its decision was not written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AutoscalingError {
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error(transparent)]
+    NotOwned(#[from] NotOwned),
+    #[error(transparent)]
+    InvalidObject(#[from] InvalidObject),
+    /// Its settings are invalid.
+    #[error("failed to start the autoscaler: spec.autoscaling: {0}")]
+    Settings(String),
+}
+
+impl From<RequestError> for AutoscalingError {
+    fn from(error: RequestError) -> Self {
+        Self::Write(error.into())
+    }
+}
+
+impl Failure for AutoscalingError {
+    fn root_cause(&self) -> Cause<'_> {
+        match self {
+            Self::Write(error) => error.root_cause(),
+            Self::NotOwned(_) => Cause::NotOwned,
+            Self::InvalidObject(_) => Cause::InvalidObject,
+            Self::Settings(_) => Cause::Autoscaling,
+        }
+    }
+}
 
 /// The autoscaler of a cluster, and its last decision.
 #[derive(Default)]
@@ -39,18 +74,30 @@ impl AutoscalerState {
     }
 }
 
-/// Decides if a decision is due: sets it in `status` and writes the number of workers if the operator is its owner. Returns the time
-/// until the next decision; `None` without autoscaling.
+/// Autoscales a cluster whose plan was applied: decides if a decision is due, and requeues for the next one.
 ///
 /// # Errors
 /// The number of workers can't be written.
-pub(crate) async fn step(
+pub(crate) async fn autoscale(
+    pass: &Pass<'_>,
+    cluster: &ValidatedCluster,
+    plan: &mut Plan<Applied>,
+) -> Result<(), AutoscalingError> {
+    if let Some(wait) = step(pass.context, pass.key, cluster, &mut plan.status, &pass.now).await? {
+        plan.requeue = plan.requeue.min(wait);
+    }
+    Ok(())
+}
+
+/// Decides if a decision is due: sets it in `status` and writes the number of workers if the operator is its owner. Returns the time
+/// until the next decision; `None` without autoscaling.
+async fn step(
     context: &Context,
     key: &Key,
     cluster: &ValidatedCluster,
     status: &mut LearnerClusterStatus,
     now: &str,
-) -> Result<Option<Duration>, Error> {
+) -> Result<Option<Duration>, AutoscalingError> {
     let Some(spec) = &cluster.spec.autoscaling else {
         context.clusters.with(key, |state| state.autoscaler.running = None);
         status.autoscaling = None;
@@ -108,7 +155,7 @@ async fn ensure_running(
     cluster: &ValidatedCluster,
     spec: &Autoscaling,
     seconds: f64,
-) -> Result<(), Error> {
+) -> Result<(), AutoscalingError> {
     let current = with_running(context, key, |autoscaler| {
         let is_current = !autoscaler.is_outdated(seconds);
         is_current.then(|| (autoscaler.is_for(spec), autoscaler.history().clone()))
@@ -121,7 +168,7 @@ async fn ensure_running(
         Some(history) => history,
         None => history::read(context, cluster).await?,
     };
-    let created = ClusterAutoscaler::new(spec, history).map_err(Error::Autoscaling)?;
+    let created = ClusterAutoscaler::new(spec, history).map_err(AutoscalingError::Settings)?;
     context.clusters.with(key, |state| state.autoscaler.running = Some(created));
     Ok(())
 }
@@ -131,12 +178,11 @@ fn with_running<R>(context: &Context, key: &Key, act: impl FnOnce(&mut ClusterAu
     context.clusters.with(key, |state| state.autoscaler.running.as_mut().map(act))
 }
 
-async fn write_scale(context: &Context, key: &Key, workers: u32) -> Result<(), Error> {
+async fn write_scale(context: &Context, key: &Key, workers: u32) -> Result<(), WriteError> {
     check_leader(context)?;
     let api = CLUSTER.of(&context.client, &key.namespace);
     let parameters = PatchParams { field_manager: Some(SCALE_MANAGER.into()), ..PatchParams::default() };
     let patch = Patch::Merge(json!({ "spec": { "replicas": workers } }));
-    request(|| format!("scale LearnerCluster {}", key.name), api.patch_scale(&key.name, &parameters, &patch))
-        .await
-        .map(drop)
+    request(|| format!("scale LearnerCluster {}", key.name), api.patch_scale(&key.name, &parameters, &patch)).await?;
+    Ok(())
 }

@@ -2,59 +2,58 @@
 
 use engram_api::AccessList;
 use engram_api::kubernetes_only::{Access, Right};
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::{LocalObjectReference, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 
-use super::{Inputs, metadata, set};
+use super::{Inputs, metadata};
 use crate::cluster::validate::ValidatedCluster;
 
-pub(super) fn service_account(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
-    let mut account = json!({
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": metadata(cluster, &cluster.names.worker()),
-        // Tokens are projected by an explicit volume.
-        "automountServiceAccountToken": false,
-    });
+pub(super) fn service_account(cluster: &ValidatedCluster, inputs: &Inputs) -> ServiceAccount {
     // Not in the pod template, so that changed secrets restart no worker.
-    let secrets: Vec<Value> = inputs.pull_secrets.iter().map(|name| json!({ "name": name })).collect();
-    set(&mut account, "imagePullSecrets", Some(secrets.into()).filter(|_| !inputs.pull_secrets.is_empty()));
-    account
+    let secrets = inputs.pull_secrets.iter().map(|name| LocalObjectReference { name: name.clone() });
+    ServiceAccount {
+        metadata: metadata(cluster, cluster.names.worker()),
+        // Tokens are projected by an explicit volume.
+        automount_service_account_token: Some(false),
+        image_pull_secrets: (!inputs.pull_secrets.is_empty()).then(|| secrets.collect()),
+        ..ServiceAccount::default()
+    }
 }
 
 /// Builds the Role of workers: access to the map of their own cluster only.
-pub(super) fn role(cluster: &ValidatedCluster) -> Value {
-    json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
-        "metadata": metadata(cluster, &cluster.names.worker()),
-        "rules": [{
-            "apiGroups": [engram_api::crd::GROUP],
-            "resources": ["partitionmaps"],
-            "resourceNames": [cluster.names.cluster],
-            "verbs": ["get", "watch", "patch"],
-        }],
-    })
+pub(super) fn role(cluster: &ValidatedCluster) -> Role {
+    let rule = PolicyRule {
+        api_groups: Some(vec![engram_api::crd::GROUP.to_owned()]),
+        resources: Some(vec!["partitionmaps".to_owned()]),
+        resource_names: Some(vec![cluster.names.cluster.clone()]),
+        verbs: ["get", "watch", "patch"].map(str::to_owned).into(),
+        ..PolicyRule::default()
+    };
+    Role { metadata: metadata(cluster, cluster.names.worker()), rules: Some(vec![rule]) }
 }
 
-pub(super) fn role_binding(cluster: &ValidatedCluster) -> Value {
+pub(super) fn role_binding(cluster: &ValidatedCluster) -> RoleBinding {
     let name = cluster.names.worker();
-    json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": metadata(cluster, &name),
-        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name },
-        "subjects": [{ "kind": "ServiceAccount", "name": name, "namespace": cluster.namespace }],
-    })
+    let subject = Subject {
+        kind: "ServiceAccount".to_owned(),
+        name: name.clone(),
+        namespace: Some(cluster.namespace.clone()),
+        ..Subject::default()
+    };
+    RoleBinding {
+        metadata: metadata(cluster, name.clone()),
+        role_ref: RoleRef { api_group: "rbac.authorization.k8s.io".to_owned(), kind: "Role".to_owned(), name },
+        subjects: Some(vec![subject]),
+    }
 }
 
 /// Builds the ServiceAccount of human users, who request its tokens. It has no permissions in Kubernetes.
-pub(super) fn client_account(cluster: &ValidatedCluster) -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": metadata(cluster, &cluster.names.client()),
-        "automountServiceAccountToken": false,
-    })
+pub(super) fn client_account(cluster: &ValidatedCluster) -> ServiceAccount {
+    ServiceAccount {
+        metadata: metadata(cluster, cluster.names.client()),
+        automount_service_account_token: Some(false),
+        ..ServiceAccount::default()
+    }
 }
 
 /// Returns the access rights of a cluster: those of the spec, and all for the account of human users. Overrides of the map are authorized by

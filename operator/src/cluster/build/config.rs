@@ -1,11 +1,16 @@
 //! The settings of the workers: the part of the spec that a worker reads.
 
+use std::collections::BTreeMap;
+
 use engram_api::kubernetes_only::{Tls, TlsMode};
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::ConfigMap;
+use serde::Deserialize;
+use serde_json::json;
 
 use super::access::access_list;
 use super::{Inputs, metadata};
 use crate::cluster::validate::ValidatedCluster;
+use crate::kube::api_object::ApiObject;
 
 /// Name of the file in the ConfigMap.
 pub(crate) const FILE: &str = "cluster.json";
@@ -13,9 +18,30 @@ pub(crate) const FILE: &str = "cluster.json";
 const ACCESS_FILE: &str = "access.json";
 
 /// Field with the number of workers that bootstrap the cluster.
-pub(crate) const BOOTSTRAP_WORKERS: &str = "bootstrapWorkers";
+const BOOTSTRAP_WORKERS: &str = "bootstrapWorkers";
+/// Fields of the settings that are no part of the spec.
+pub(crate) const OF_WORKERS: [&str; 3] = ["clusterId", "coordinators", BOOTSTRAP_WORKERS];
 
-pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
+/// What the operator reads from published settings.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct PublishedSettings {
+    /// Addresses of the coordinators.
+    pub(crate) coordinators: Option<Vec<String>>,
+    /// Number of workers that bootstrap the cluster.
+    pub(crate) bootstrap_workers: Option<u32>,
+}
+
+impl PublishedSettings {
+    /// Reads the settings among the objects of a cluster; `None` if they are not published.
+    pub(crate) fn find(objects: &[ApiObject]) -> Option<Self> {
+        let maps = objects.iter().filter_map(|object| object.read_kind::<ConfigMap>()?.data);
+        let text = maps.into_iter().find_map(|mut data| data.remove(FILE))?;
+        serde_json::from_str(&text).ok()
+    }
+}
+
+pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> ConfigMap {
     let spec = &cluster.spec;
     let mut settings = json!({
         "clusterId": inputs.cluster_id,
@@ -52,16 +78,30 @@ pub(super) fn config_map(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
         settings["bootstrap"] = json!(bootstrap);
         settings[BOOTSTRAP_WORKERS] = inputs.bootstrap_workers.into();
     }
-    let mut data = json!({ FILE: format!("{settings:#}\n") });
+    let mut data: BTreeMap<String, String> = [(FILE.to_owned(), format!("{settings:#}\n"))].into();
     // A separate file, which workers reload at runtime.
     if cluster.certificates().is_some() {
         let access = json!(access_list(cluster).entries());
-        data[ACCESS_FILE] = format!("{access:#}\n").into();
+        data.insert(ACCESS_FILE.to_owned(), format!("{access:#}\n"));
     }
-    json!({
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(cluster, &cluster.names.config()),
-        "data": data,
-    })
+    ConfigMap { metadata: metadata(cluster, cluster.names.config()), data: Some(data), ..ConfigMap::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_from_the_configuration_of_the_workers() {
+        let config = |text: &str| {
+            let data = Some([(FILE.to_owned(), text.to_owned())].into());
+            ApiObject::built(&ConfigMap { data, ..ConfigMap::default() })
+        };
+        let service = ApiObject::built(&k8s_openapi::api::core::v1::Service::default());
+        let found = PublishedSettings::find(&[service, config(r#"{"coordinators":["a:7440","b:7440"],"workers":3}"#)]);
+        let coordinators = Some(vec!["a:7440".into(), "b:7440".into()]);
+        assert_eq!(found, Some(PublishedSettings { coordinators, bootstrap_workers: None }));
+        assert_eq!(PublishedSettings::find(&[config("{")]), None);
+        assert_eq!(PublishedSettings::find(&[]), None);
+    }
 }

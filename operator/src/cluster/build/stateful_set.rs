@@ -3,13 +3,25 @@
 //! A later revision gets a separate file, so that a new operator builds unchanged objects for pinned clusters.
 
 use engram_api::kubernetes_only::{RetainPolicy, TopologySpread};
+use k8s_openapi::api::apps::v1::{
+    StatefulSet, StatefulSetPersistentVolumeClaimRetentionPolicy, StatefulSetSpec, StatefulSetUpdateStrategy,
+};
+use k8s_openapi::api::core::v1::{
+    Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, ExecAction, HTTPGetAction, Lifecycle,
+    LifecycleHandler, ObjectFieldSelector, PersistentVolumeClaim, PersistentVolumeClaimSpec, PodResourceClaim,
+    PodSecurityContext, PodSpec, PodTemplateSpec, Probe, ResourceClaim, ResourceRequirements, SeccompProfile,
+    SecurityContext, Toleration, TopologySpreadConstraint, VolumeMount, VolumeResourceRequirements,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
 
-use super::{Inputs, free, merge, metadata, selector, set, text};
+use super::volumes::{bootstrap_secret, volumes};
+use super::{Inputs, free, labels, metadata, number, selecting, selector, text};
 use crate::cluster::validate::ValidatedCluster;
-use crate::names::{
-    ADMIN_PORT, CLIENT_PORT, CLUSTER_ID_LABEL, CSR_AUDIENCE, GRACE_SECONDS, HTTP_PORT, PEER_PORT, USER, WORKER,
-};
+use crate::kube::api_object::{ApiObject, merge, to_json};
+use crate::names::{ADMIN_PORT, CLIENT_PORT, CLUSTER_ID_LABEL, GRACE_SECONDS, HTTP_PORT, PEER_PORT, USER, WORKER};
 
 /// Default extended resource of GPUs.
 pub(crate) const GPU_RESOURCE: &str = "nvidia.com/gpu";
@@ -17,130 +29,191 @@ pub(crate) const GPU_RESOURCE: &str = "nvidia.com/gpu";
 /// Node label of the zone.
 pub(crate) const ZONE_KEY: &str = "topology.kubernetes.io/zone";
 
-pub(super) fn stateful_set(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
+pub(super) fn stateful_set(cluster: &ValidatedCluster, inputs: &Inputs) -> ApiObject {
     let names = &cluster.names;
-    let storage = cluster.spec.storage.as_ref();
-    let mut spec = json!({
-        "serviceName": names.worker(),
-        "replicas": inputs.replicas,
+    let spec = StatefulSetSpec {
+        service_name: Some(names.worker()),
+        replicas: Some(number(inputs.replicas)),
         // Workers start independently of each other.
-        "podManagementPolicy": "Parallel",
+        pod_management_policy: Some("Parallel".to_owned()),
         // The operator deletes pods itself.
-        "updateStrategy": { "type": "OnDelete" },
-        "revisionHistoryLimit": 3,
-        "selector": { "matchLabels": selector(cluster) },
-        "template": template(cluster, inputs),
-    });
-    if !cluster.is_ephemeral() {
-        let retained = storage.and_then(|storage| storage.retain_policy) != Some(RetainPolicy::Delete);
-        let mut claim = json!({
-            "accessModes": ["ReadWriteOnce"],
-            "resources": { "requests": { "storage": storage.and_then(|storage| storage.size).map(|size| size.to_string()) } },
-        });
-        set(&mut claim, "storageClassName", text(storage.and_then(|storage| storage.storage_class_name.as_ref())));
-        let mut labels = selector(cluster);
-        set(&mut labels, CLUSTER_ID_LABEL, Some(inputs.cluster_id.as_str().into()));
-        let template = json!({
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": { "name": "data", "labels": labels },
-            "spec": claim,
-        });
-        set(&mut spec, "volumeClaimTemplates", Some(json!([template])));
-        let kept = json!({ "whenDeleted": if retained { "Retain" } else { "Delete" }, "whenScaled": "Retain" });
-        set(&mut spec, "persistentVolumeClaimRetentionPolicy", Some(kept));
-    }
-    json!({
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": metadata(cluster, &names.worker()),
-        "spec": spec,
-    })
+        update_strategy: Some(StatefulSetUpdateStrategy {
+            type_: Some("OnDelete".to_owned()),
+            ..StatefulSetUpdateStrategy::default()
+        }),
+        revision_history_limit: Some(3),
+        selector: selecting(cluster),
+        volume_claim_templates: (!cluster.is_ephemeral()).then(|| vec![claim(cluster, inputs)]),
+        persistent_volume_claim_retention_policy: (!cluster.is_ephemeral()).then(|| retention(cluster)),
+        ..StatefulSetSpec::default()
+    };
+    let set = StatefulSet { metadata: metadata(cluster, names.worker()), spec: Some(spec), ..StatefulSet::default() };
+    let mut content = to_json(&set);
+    // The type has an empty template, of which nothing is serialized but the field.
+    merge(&mut content, &json!({ "spec": { "template": template(cluster, inputs) } }));
+    ApiObject::of_built_kind::<StatefulSet>(content)
 }
 
+fn claim(cluster: &ValidatedCluster, inputs: &Inputs) -> PersistentVolumeClaim {
+    let storage = cluster.spec.storage.as_ref();
+    let size = storage.and_then(|storage| storage.size).map(|size| ("storage".to_owned(), Quantity(size.to_string())));
+    let mut labels = selector(cluster);
+    labels.insert(CLUSTER_ID_LABEL.to_owned(), inputs.cluster_id.clone());
+    PersistentVolumeClaim {
+        metadata: ObjectMeta { name: Some("data".to_owned()), labels: Some(labels), ..ObjectMeta::default() },
+        spec: Some(PersistentVolumeClaimSpec {
+            access_modes: Some(vec!["ReadWriteOnce".to_owned()]),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some(size.into_iter().collect()),
+                ..VolumeResourceRequirements::default()
+            }),
+            storage_class_name: text(storage.and_then(|storage| storage.storage_class_name.as_ref())),
+            ..PersistentVolumeClaimSpec::default()
+        }),
+        ..PersistentVolumeClaim::default()
+    }
+}
+
+fn retention(cluster: &ValidatedCluster) -> StatefulSetPersistentVolumeClaimRetentionPolicy {
+    let policy = cluster.spec.storage.as_ref().and_then(|storage| storage.retain_policy);
+    let when_deleted = if policy == Some(RetainPolicy::Delete) { "Delete" } else { "Retain" };
+    StatefulSetPersistentVolumeClaimRetentionPolicy {
+        when_deleted: Some(when_deleted.to_owned()),
+        when_scaled: Some("Retain".to_owned()),
+    }
+}
+
+/// Returns the template of the pods: what the user wrote for Kubernetes alone around what the operator sets.
 fn template(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
     let scheduling = cluster.spec.scheduling.as_ref();
-    let mut metadata = metadata(cluster, "");
-    if let Some(metadata) = metadata.as_object_mut() {
-        metadata.retain(|field, _| field == "labels");
+    let template = PodTemplateSpec {
+        metadata: Some(ObjectMeta { labels: Some(labels(cluster)), ..ObjectMeta::default() }),
+        spec: Some(worker_pod(cluster, inputs)),
+    };
+    let resources = cluster.spec.resources.as_ref().map_or_else(|| json!({}), to_json);
+    let mut content = json!({ "spec": { "containers": [{ "name": WORKER, "resources": resources }] } });
+    if let Some(affinity) = free(scheduling.and_then(|it| it.affinity.as_ref())) {
+        merge(&mut content, &json!({ "spec": { "affinity": affinity } }));
     }
-    let mut pod = json!({
-        "serviceAccountName": cluster.names.worker(),
-        "automountServiceAccountToken": false,
-        "enableServiceLinks": false,
-        "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": true,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": { "type": "RuntimeDefault" },
-        },
-        "containers": [container(cluster, inputs)],
-        "volumes": volumes(cluster),
-        "tolerations": tolerations(cluster, inputs),
-        "topologySpreadConstraints": spread(cluster),
-    });
-    for (field, value) in [
-        ("priorityClassName", text(scheduling.and_then(|it| it.priority_class_name.as_ref()))),
-        ("schedulerName", text(scheduling.and_then(|it| it.scheduler_name.as_ref()))),
-        ("affinity", free(scheduling.and_then(|it| it.affinity.as_ref()))),
-        ("runtimeClassName", text(cluster.spec.gpu.runtime_class_name.as_ref())),
-    ] {
-        set(&mut pod, field, value);
+    merge(&mut content, &to_json(&template));
+    if let Some(tolerations) = scheduling.and_then(|scheduling| scheduling.tolerations.as_ref()) {
+        merge(&mut content, &json!({ "spec": { "tolerations": tolerations } }));
     }
-    if let Some(template) = text(cluster.spec.gpu.resource_claim_template_name.as_ref()) {
-        set(&mut pod, "resourceClaims", Some(json!([{ "name": "gpu", "resourceClaimTemplateName": template }])));
-    }
-    let mut template = json!({ "metadata": metadata, "spec": pod });
     if let Some(over) = &cluster.spec.pod_template {
-        merge(&mut template, &Value::Object(over.clone()));
+        merge(&mut content, &Value::Object(over.clone()));
     }
-    template
+    content
 }
 
-fn container(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
-    let probe = |path: &str, period: u32, failures: u32| {
-        json!({
-            "httpGet": { "path": path, "port": "http" },
-            "periodSeconds": period, "timeoutSeconds": 2, "failureThreshold": failures,
-        })
-    };
-    let field = |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+fn worker_pod(cluster: &ValidatedCluster, inputs: &Inputs) -> PodSpec {
+    let (scheduling, gpu) = (cluster.spec.scheduling.as_ref(), &cluster.spec.gpu);
+    let resource_claims = text(gpu.resource_claim_template_name.as_ref()).map(|template| {
+        vec![PodResourceClaim {
+            name: "gpu".to_owned(),
+            resource_claim_template_name: Some(template),
+            ..PodResourceClaim::default()
+        }]
+    });
+    PodSpec {
+        service_account_name: Some(cluster.names.worker()),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        termination_grace_period_seconds: Some(GRACE_SECONDS),
+        security_context: Some(PodSecurityContext {
+            run_as_non_root: Some(true),
+            run_as_user: Some(USER),
+            run_as_group: Some(USER),
+            fs_group: Some(USER),
+            fs_group_change_policy: Some("OnRootMismatch".to_owned()),
+            seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".to_owned(), ..SeccompProfile::default() }),
+            ..PodSecurityContext::default()
+        }),
+        containers: vec![container(cluster, inputs)],
+        volumes: Some(volumes(cluster)),
+        tolerations: Some(tolerations(cluster, inputs)),
+        topology_spread_constraints: Some(vec![spread(cluster)]),
+        priority_class_name: text(scheduling.and_then(|it| it.priority_class_name.as_ref())),
+        scheduler_name: text(scheduling.and_then(|it| it.scheduler_name.as_ref())),
+        runtime_class_name: text(gpu.runtime_class_name.as_ref()),
+        resource_claims,
+        ..PodSpec::default()
+    }
+}
+
+fn probe(path: &str, period: i32, failures: i32) -> Probe {
+    Probe {
+        http_get: Some(HTTPGetAction {
+            path: Some(path.to_owned()),
+            port: IntOrString::String("http".to_owned()),
+            ..HTTPGetAction::default()
+        }),
+        period_seconds: Some(period),
+        timeout_seconds: Some(2),
+        failure_threshold: Some(failures),
+        ..Probe::default()
+    }
+}
+
+fn container_port(name: &str, port: u16) -> ContainerPort {
+    ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: i32::from(port),
+        protocol: Some("TCP".to_owned()),
+        ..ContainerPort::default()
+    }
+}
+
+/// Returns a variable with a field of the pod.
+pub(crate) fn of_field(name: &str, path: &str) -> EnvVar {
+    let field_ref = ObjectFieldSelector { field_path: path.to_owned(), ..ObjectFieldSelector::default() };
+    let source = EnvVarSource { field_ref: Some(field_ref), ..EnvVarSource::default() };
+    EnvVar { name: name.to_owned(), value_from: Some(source), ..EnvVar::default() }
+}
+
+/// Returns a variable with a text.
+pub(crate) fn of_value(name: &str, value: impl Into<String>) -> EnvVar {
+    EnvVar { name: name.to_owned(), value: Some(value.into()), ..EnvVar::default() }
+}
+
+fn container(cluster: &ValidatedCluster, inputs: &Inputs) -> Container {
     let mut environment = vec![
-        field("POD_NAME", "metadata.name"),
-        field("POD_NAMESPACE", "metadata.namespace"),
-        field("POD_UID", "metadata.uid"),
-        field("POD_IP", "status.podIP"),
-        field("NODE_NAME", "spec.nodeName"),
-        json!({ "name": "ENGRAM_CLUSTER", "value": cluster.names.cluster }),
+        of_field("POD_NAME", "metadata.name"),
+        of_field("POD_NAMESPACE", "metadata.namespace"),
+        of_field("POD_UID", "metadata.uid"),
+        of_field("POD_IP", "status.podIP"),
+        of_field("NODE_NAME", "spec.nodeName"),
+        of_value("ENGRAM_CLUSTER", &cluster.names.cluster),
     ];
-    environment.extend(inputs.traces.iter().map(|(name, value)| json!({ "name": name, "value": value })));
-    json!({
-        "name": WORKER,
-        "image": inputs.worker.image,
-        "ports": [
-            { "name": "client", "containerPort": CLIENT_PORT, "protocol": "TCP" },
-            { "name": "peer", "containerPort": PEER_PORT, "protocol": "TCP" },
-            { "name": "admin", "containerPort": ADMIN_PORT, "protocol": "TCP" },
-            { "name": "http", "containerPort": HTTP_PORT, "protocol": "TCP" },
-        ],
-        "env": environment,
-        "resources": resources(cluster, inputs),
-        "securityContext": {
-            "allowPrivilegeEscalation": false,
-            "readOnlyRootFilesystem": true,
-            "capabilities": { "drop": ["ALL"] },
-        },
+    environment.extend(inputs.traces.iter().map(|(name, value)| of_value(name, value)));
+    let ports = [("client", CLIENT_PORT), ("peer", PEER_PORT), ("admin", ADMIN_PORT), ("http", HTTP_PORT)];
+    let drain = ["/engram-worker", "drain", "--deadline=45s"].map(str::to_owned);
+    Container {
+        name: WORKER.to_owned(),
+        image: Some(inputs.worker.image.clone()),
+        ports: Some(ports.map(|(name, port)| container_port(name, port)).into()),
+        env: Some(environment),
+        resources: Some(resources(cluster, inputs)),
+        security_context: Some(SecurityContext {
+            allow_privilege_escalation: Some(false),
+            read_only_root_filesystem: Some(true),
+            capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), ..Capabilities::default() }),
+            ..SecurityContext::default()
+        }),
         // Recovery precedes serving and may take up to ten minutes.
-        "startupProbe": probe("/startupz", 2, 300),
-        "readinessProbe": probe("/readyz", 2, 2),
+        startup_probe: Some(probe("/startupz", 2, 300)),
+        readiness_probe: Some(probe("/readyz", 2, 2)),
         // Liveness depends on the process's event loops only, not on peers, map or GPUs.
-        "livenessProbe": probe("/livez", 5, 6),
-        "lifecycle": { "preStop": { "exec": { "command": ["/engram-worker", "drain", "--deadline=45s"] } } },
-        "volumeMounts": mounts(cluster),
-    })
+        liveness_probe: Some(probe("/livez", 5, 6)),
+        lifecycle: Some(Lifecycle {
+            pre_stop: Some(LifecycleHandler {
+                exec: Some(ExecAction { command: Some(drain.into()) }),
+                ..LifecycleHandler::default()
+            }),
+            ..Lifecycle::default()
+        }),
+        volume_mounts: Some(mounts(cluster)),
+        ..Container::default()
+    }
 }
 
 /// Mount path of the volumes for runs.
@@ -148,135 +221,112 @@ const RUN_INPUTS: &str = "/inputs";
 /// Mount path of the volumes for snapshots.
 const SNAPSHOTS: &str = "/snapshots";
 
-fn mounts(cluster: &ValidatedCluster) -> Vec<Value> {
-    let mut mounts = vec![
-        json!({ "name": "data", "mountPath": "/var/lib/engram" }),
-        json!({ "name": "config", "mountPath": "/etc/engram", "readOnly": true }),
-        json!({ "name": "tmp", "mountPath": "/tmp" }),
-        json!({ "name": "tokens", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true }),
-    ];
-    if cluster.certificates().is_some() {
-        mounts.push(json!({ "name": "ca", "mountPath": "/etc/engram-ca", "readOnly": true }));
-        let mut identity = json!({ "name": "identity", "mountPath": "/run/engram" });
-        set(&mut identity, "readOnly", cluster.provided_secret().map(|_| true.into()));
-        mounts.push(identity);
-    }
-    let runs = cluster.spec.inputs.iter().flatten().map(|input| {
-        let path = format!("{RUN_INPUTS}/{}", input.name);
-        json!({ "name": format!("input-{}", input.name), "mountPath": path, "readOnly": true })
-    });
-    mounts.extend(runs);
-    mounts.extend(cluster.spec.snapshot_volumes.iter().flatten().map(|volume| {
-        let path = format!("{SNAPSHOTS}/{}", volume.name);
-        json!({ "name": format!("snapshots-{}", volume.name), "mountPath": path })
-    }));
-    if bootstrap_secret(cluster).is_some() {
-        mounts.push(json!({ "name": "bootstrap", "mountPath": "/bootstrap", "readOnly": true }));
-    }
-    mounts
+fn mount(name: &str, path: &str) -> VolumeMount {
+    VolumeMount { name: name.to_owned(), mount_path: path.to_owned(), ..VolumeMount::default() }
 }
 
-/// Returns the Secret with the storage credentials for bootstrap, which workers read from a volume.
-fn bootstrap_secret(cluster: &ValidatedCluster) -> Option<&str> {
-    let place = &cluster.spec.bootstrap.as_ref()?.snapshot;
-    place.secret_ref.as_ref().map(|secret| secret.name.as_str())
+/// Returns a mount that cannot be written to.
+pub(crate) fn read_only(name: &str, path: &str) -> VolumeMount {
+    VolumeMount { read_only: Some(true), ..mount(name, path) }
+}
+
+fn mounts(cluster: &ValidatedCluster) -> Vec<VolumeMount> {
+    let mut mounts = vec![
+        mount("data", "/var/lib/engram"),
+        read_only("config", "/etc/engram"),
+        mount("tmp", "/tmp"),
+        read_only("tokens", "/var/run/secrets/kubernetes.io/serviceaccount"),
+    ];
+    if cluster.certificates().is_some() {
+        mounts.push(read_only("ca", "/etc/engram-ca"));
+        let is_provided = cluster.provided_secret().is_some();
+        mounts.push(VolumeMount { read_only: is_provided.then_some(true), ..mount("identity", "/run/engram") });
+    }
+    mounts.extend(
+        cluster
+            .spec
+            .inputs
+            .iter()
+            .flatten()
+            .map(|input| read_only(&format!("input-{}", input.name), &format!("{RUN_INPUTS}/{}", input.name))),
+    );
+    mounts.extend(
+        cluster
+            .spec
+            .snapshot_volumes
+            .iter()
+            .flatten()
+            .map(|volume| mount(&format!("snapshots-{}", volume.name), &format!("{SNAPSHOTS}/{}", volume.name))),
+    );
+    if bootstrap_secret(cluster).is_some() {
+        mounts.push(read_only("bootstrap", "/bootstrap"));
+    }
+    mounts
 }
 
 /// Default resource requests. Without a CPU request heartbeats are late on a busy node, and the worker is repeatedly declared dead. The memory
 /// is several times that of an empty worker, and small enough for three workers on a laptop.
 const REQUESTS: [(&str, &str); 2] = [("cpu", "250m"), ("memory", "256Mi")];
 
-fn resources(cluster: &ValidatedCluster, inputs: &Inputs) -> Value {
-    let mut resources = cluster.spec.resources.as_ref().map_or_else(|| json!({}), |resources| json!(resources));
-    for (name, amount) in REQUESTS {
-        // Kubernetes treats a limit without a request as a request.
-        if ["requests", "limits"].iter().all(|kind| resources[kind].get(name).is_none()) {
-            merge(&mut resources, &json!({ "requests": { name: amount } }));
-        }
-    }
+/// Returns the resources that the operator adds to those of the spec.
+fn resources(cluster: &ValidatedCluster, inputs: &Inputs) -> ResourceRequirements {
+    let configured = cluster.spec.resources.as_ref();
+    // Kubernetes treats a limit without a request as a request.
+    let is_configured = |name: &str| {
+        let has = |amounts: Option<&_>| {
+            amounts.is_some_and(|all: &std::collections::BTreeMap<String, _>| all.contains_key(name))
+        };
+        configured.is_some_and(|resources| has(resources.requests.as_ref()) || has(resources.limits.as_ref()))
+    };
+    let amount = |(name, amount): (&str, &str)| (name.to_owned(), Quantity(amount.to_owned()));
+    let requests: std::collections::BTreeMap<_, _> =
+        REQUESTS.into_iter().filter(|(name, _)| !is_configured(name)).map(amount).collect();
+    let mut resources = ResourceRequirements {
+        requests: Some(requests).filter(|all| !all.is_empty()),
+        ..ResourceRequirements::default()
+    };
     let gpu = &cluster.spec.gpu;
     if cluster.claims_gpu() {
-        merge(&mut resources, &json!({ "claims": [{ "name": "gpu" }] }));
+        resources.claims = Some(vec![ResourceClaim { name: "gpu".to_owned(), ..ResourceClaim::default() }]);
     } else if inputs.gpus > 0 {
         let name = gpu.resource_name.as_deref().unwrap_or(GPU_RESOURCE);
-        merge(&mut resources, &json!({ "limits": { name: inputs.gpus.to_string() } }));
+        resources.limits = Some([amount((name, &inputs.gpus.to_string()))].into());
     }
     resources
 }
 
-fn volumes(cluster: &ValidatedCluster) -> Vec<Value> {
-    let mut tokens = vec![json!({ "serviceAccountToken": { "path": "token", "expirationSeconds": 3600 } })];
-    if cluster.certificates().is_some() && cluster.provided_secret().is_none() {
-        // The shortest possible expiry: it is used at start and for renewals only.
-        let token = json!({ "path": CSR_AUDIENCE, "audience": CSR_AUDIENCE, "expirationSeconds": 600 });
-        tokens.push(json!({ "serviceAccountToken": token }));
+fn toleration(key: String, effect: &str) -> Toleration {
+    Toleration {
+        key: Some(key),
+        operator: Some("Exists".to_owned()),
+        effect: Some(effect.to_owned()),
+        ..Toleration::default()
     }
-    tokens.extend([
-        json!({ "configMap": { "name": "kube-root-ca.crt", "items": [{ "key": "ca.crt", "path": "ca.crt" }] } }),
-        json!({ "downwardAPI": { "items": [{ "path": "namespace", "fieldRef": { "fieldPath": "metadata.namespace" } }] } }),
-    ]);
-    let mut volumes = vec![
-        json!({ "name": "config", "configMap": { "name": cluster.names.config() } }),
-        json!({ "name": "tmp", "emptyDir": { "medium": "Memory", "sizeLimit": "64Mi" } }),
-        json!({ "name": "tokens", "projected": { "sources": tokens } }),
-    ];
-    if cluster.certificates().is_some() {
-        volumes.push(json!({ "name": "ca", "configMap": { "name": cluster.names.ca() } }));
-        volumes.push(match cluster.provided_secret() {
-            // Not optional: a new pod waits for it, and deleting it by mistake does not affect running pods.
-            Some(secret) => {
-                let items = ["tls.crt", "tls.key"].map(|key| json!({ "key": key, "path": key }));
-                let of_keys = json!({ "secretName": secret, "defaultMode": 0o440, "items": items });
-                json!({ "name": "identity", "secret": of_keys })
-            }
-            // The pod generates its key, which is never on disk.
-            None => json!({ "name": "identity", "emptyDir": { "medium": "Memory", "sizeLimit": "1Mi" } }),
-        });
-    }
-    if cluster.is_ephemeral() {
-        volumes.push(json!({ "name": "data", "emptyDir": {} }));
-    }
-    volumes.extend(cluster.spec.inputs.iter().flatten().map(|input| {
-        let claim = json!({ "claimName": input.persistent_volume_claim.claim_name, "readOnly": true });
-        json!({ "name": format!("input-{}", input.name), "persistentVolumeClaim": claim })
-    }));
-    volumes.extend(cluster.spec.snapshot_volumes.iter().flatten().map(|volume| {
-        let claim = json!({ "claimName": volume.persistent_volume_claim.claim_name });
-        json!({ "name": format!("snapshots-{}", volume.name), "persistentVolumeClaim": claim })
-    }));
-    if let Some(secret) = bootstrap_secret(cluster) {
-        // Optional: it is not needed after bootstrap, and its absence before is reported by the worker.
-        let of_keys = json!({ "secretName": secret, "optional": true, "defaultMode": 0o440 });
-        volumes.push(json!({ "name": "bootstrap", "secret": of_keys }));
-    }
-    volumes
 }
 
-fn tolerations(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Value> {
+fn tolerations(cluster: &ValidatedCluster, inputs: &Inputs) -> Vec<Toleration> {
     // Without a time limit: an outage of the control plane taints all nodes and must not evict pods.
-    let mut all: Vec<Value> = ["not-ready", "unreachable"]
-        .map(|taint| json!({ "key": format!("node.kubernetes.io/{taint}"), "operator": "Exists", "effect": "NoExecute" }))
-        .into();
+    let mut all: Vec<Toleration> =
+        ["not-ready", "unreachable"].map(|taint| toleration(format!("node.kubernetes.io/{taint}"), "NoExecute")).into();
     if inputs.gpus > 0 {
         let name = cluster.spec.gpu.resource_name.as_deref().unwrap_or(GPU_RESOURCE);
-        all.push(json!({ "key": name, "operator": "Exists", "effect": "NoSchedule" }));
+        all.push(toleration(name.to_owned(), "NoSchedule"));
     }
-    let configured = cluster.spec.scheduling.as_ref().and_then(|scheduling| scheduling.tolerations.as_ref());
-    all.extend(configured.into_iter().flatten().map(|toleration| json!(toleration)));
     all
 }
 
 /// Spreads workers over nodes or zones.
-fn spread(cluster: &ValidatedCluster) -> Value {
+fn spread(cluster: &ValidatedCluster) -> TopologySpreadConstraint {
     let zones = cluster.spec.scheduling.as_ref().and_then(|scheduling| scheduling.topology_spread);
     let key = match zones {
         Some(TopologySpread::Zone) => ZONE_KEY,
         Some(TopologySpread::Node) | None => "kubernetes.io/hostname",
     };
-    json!([{
-        "maxSkew": 1,
-        "topologyKey": key,
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": { "matchLabels": selector(cluster) },
-    }])
+    TopologySpreadConstraint {
+        max_skew: 1,
+        topology_key: key.to_owned(),
+        when_unsatisfiable: "ScheduleAnyway".to_owned(),
+        label_selector: Some(selecting(cluster)),
+        ..TopologySpreadConstraint::default()
+    }
 }

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::ListParams;
 use kube::{Api, Client};
 
-use crate::kube::api_request::{Error, request};
+use crate::kube::api_request::{RequestError, request};
 
 /// Polling interval: a tenth of the shortest time after which a lost node matters.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -115,7 +115,7 @@ pub(crate) async fn follow(
     }
 }
 
-async fn read(api: &Api<Node>) -> Result<BTreeMap<String, NodeState>, Error> {
+async fn read(api: &Api<Node>) -> Result<BTreeMap<String, NodeState>, RequestError> {
     let mut parameters = ListParams::default().limit(PAGE);
     let mut result = BTreeMap::new();
     loop {

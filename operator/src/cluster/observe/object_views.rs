@@ -6,42 +6,11 @@ use std::collections::BTreeMap;
 use engram_api::Size;
 use k8s_openapi::api::apps::v1::StatefulSet;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::Deserialize;
 
 use crate::cluster::observe::observation::{ClaimView, MapView, PartitionView, SetView};
+use crate::kube::api_object::{ApiObject, InvalidObject};
 use crate::names::CLUSTER_ID_LABEL;
-
-/// Why an object cannot be parsed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{object}: {field} is {found}; expected {expected}")]
-pub struct InvalidObject {
-    object: String,
-    field: String,
-    found: String,
-    expected: &'static str,
-}
-
-fn invalid_object(object: &Value, field: &str, found: Option<&Value>, expected: &'static str) -> InvalidObject {
-    let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or("?").to_owned();
-    InvalidObject {
-        object: format!("{} {}", text("/kind"), text("/metadata/name")),
-        field: field.to_owned(),
-        found: found.map_or_else(|| "absent".into(), Value::to_string),
-        expected,
-    }
-}
-
-/// Parses an object of the Kubernetes API.
-///
-/// # Errors
-/// Names the object and what does not fit its type.
-pub(super) fn parse<T: DeserializeOwned>(object: &Value) -> Result<T, InvalidObject> {
-    T::deserialize(object).map_err(|error| InvalidObject {
-        found: error.to_string(),
-        ..invalid_object(object, "object", None, "an object of its kind")
-    })
-}
 
 impl SetView {
     /// Parses a StatefulSet. Its newest revision is empty until its controller has observed the newest template.
@@ -49,13 +18,13 @@ impl SetView {
     /// # Errors
     ///
     /// Fails if it has no number of replicas.
-    pub fn read(object: &Value) -> Result<Self, InvalidObject> {
-        let StatefulSet { metadata, spec, status } = parse(object)?;
+    pub fn read(object: &ApiObject) -> Result<Self, InvalidObject> {
+        let StatefulSet { metadata, spec, status } = object.read()?;
         let status = status.unwrap_or_default();
-        let replicas = spec.and_then(|spec| spec.replicas).and_then(|replicas| u32::try_from(replicas).ok());
-        let replicas = replicas.ok_or_else(|| {
-            invalid_object(object, "/spec/replicas", object.pointer("/spec/replicas"), "a whole number")
-        })?;
+        let found = spec.and_then(|spec| spec.replicas);
+        let replicas = found.and_then(|replicas| u32::try_from(replicas).ok());
+        let replicas =
+            replicas.ok_or_else(|| object.invalid("spec.replicas", format!("{found:?}"), "a whole number"))?;
         let is_current = status.observed_generation == metadata.generation;
         Ok(Self {
             replicas,
@@ -71,13 +40,15 @@ impl ClaimView {
     /// # Errors
     ///
     /// Fails if its name has no ordinal or its size is invalid.
-    pub fn read(object: &Value) -> Result<Self, InvalidObject> {
-        const SIZE: &str = "/spec/resources/requests/storage";
-        let PersistentVolumeClaim { metadata, spec, status } = parse(object)?;
+    pub fn read(object: &ApiObject) -> Result<Self, InvalidObject> {
+        let PersistentVolumeClaim { metadata, spec, status } = object.read()?;
         let (spec, status) = (spec.unwrap_or_default(), status.unwrap_or_default());
         let requested = spec.resources.and_then(|resources| resources.requests?.remove("storage"));
-        let size = requested.and_then(|size| size.0.parse::<Size>().ok());
-        let size = size.ok_or_else(|| invalid_object(object, SIZE, object.pointer(SIZE), "a size such as 50Gi"))?;
+        let size = requested.as_ref().and_then(|size| size.0.parse::<Size>().ok());
+        let size = size.ok_or_else(|| {
+            let found = requested.map_or_else(|| "absent".to_owned(), |size| size.0);
+            object.invalid("spec.resources.requests.storage", found, "a size such as 50Gi")
+        })?;
         Ok(Self {
             ordinal: ordinal(object)?,
             uid: metadata.uid.unwrap_or_default(),
@@ -89,95 +60,124 @@ impl ClaimView {
     }
 }
 
+/// A `PartitionMap` as it is stored, as far as a plan depends on it.
+#[derive(Deserialize)]
+struct StoredMap {
+    spec: StoredSpec,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct StoredSpec {
+    cluster_id: String,
+    partition_count: u32,
+    #[serde(default)]
+    suspended: bool,
+    /// Stores by number.
+    stores: BTreeMap<u32, Store>,
+    /// Entries by partition.
+    #[serde(default)]
+    partitions: BTreeMap<u32, Entry>,
+}
+
+#[derive(Deserialize)]
+struct Store {
+    ordinal: u32,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    /// Number of a store.
+    primary: u32,
+    /// Members, each `STORE/INCARNATION`.
+    #[serde(default)]
+    isr: Vec<String>,
+    /// Ordinals, not stores.
+    #[serde(default)]
+    learners: Vec<u32>,
+    #[serde(default)]
+    activated: bool,
+}
+
 impl MapView {
     /// Parses a `PartitionMap`. Stores are resolved to workers: the newest store of each ordinal; replicas on older stores are dropped.
     ///
     /// # Errors
     ///
     /// Fails if a partition is missing or refers to an unknown store.
-    pub fn read(object: &Value) -> Result<Self, InvalidObject> {
-        const STORES: &str = "/spec/stores";
-        let stores = object.pointer(STORES).and_then(Value::as_object);
-        let stores = stores.ok_or_else(|| invalid_object(object, STORES, None, "store numbers"))?;
-        let mut ordinals = BTreeMap::new();
-        for (number, store) in stores {
-            let number =
-                number.parse::<u32>().ok().zip(store["ordinal"].as_u64().and_then(|ordinal| ordinal.try_into().ok()));
-            let (number, ordinal) =
-                number.ok_or_else(|| invalid_object(object, STORES, Some(store), "a number with an ordinal"))?;
-            ordinals.insert(number, ordinal);
-        }
+    pub fn read(object: &ApiObject) -> Result<Self, InvalidObject> {
+        let StoredMap { spec } = object.read()?;
         // Store numbers increase: the highest number of an ordinal is its current store.
-        let newest: BTreeMap<u32, u32> = ordinals.iter().map(|(number, ordinal)| (*ordinal, *number)).collect();
-        let stores: BTreeMap<u32, Option<u32>> =
-            ordinals.into_iter().map(|(number, of)| (number, Some(of).filter(|of| newest[of] == number))).collect();
-        let count = natural(object, "/spec/partitionCount")?;
-        let partitions = (0..count).map(|id| partition(object, id, &stores)).collect::<Result<_, _>>()?;
-        let owners = object.pointer("/metadata/ownerReferences").and_then(Value::as_array).into_iter().flatten();
-        let mut owners = owners.filter(|owner| owner["kind"] == "LearnerCluster");
+        let newest: BTreeMap<u32, u32> = spec.stores.iter().map(|(number, store)| (store.ordinal, *number)).collect();
+        let worker = |number: &u32| {
+            let ordinal = spec.stores.get(number)?.ordinal;
+            Some(Some(ordinal).filter(|ordinal| newest[ordinal] == *number))
+        };
+        let partitions = (0..spec.partition_count).map(|id| {
+            let field = format!("spec.partitions.{id}");
+            let entry = spec.partitions.get(&id);
+            let entry = entry.ok_or_else(|| object.invalid(&field, "absent".to_owned(), "an entry"))?;
+            let unknown = |found: String| object.invalid(&field, found, "a number of spec.stores");
+            partition(entry, worker).map_err(unknown)
+        });
+        let partitions = partitions.collect::<Result<_, _>>()?;
         Ok(Self {
-            uid: text(object, "/metadata/uid").unwrap_or_default(),
-            owner: owners.next().and_then(|owner| owner["uid"].as_str()).map(str::to_owned),
-            resource_version: text(object, "/metadata/resourceVersion").unwrap_or_default(),
-            cluster_id: text(object, "/spec/clusterId")
-                .ok_or_else(|| invalid_object(object, "/spec/clusterId", None, "32 hexadecimal digits"))?,
-            suspended: object.pointer("/spec/suspended") == Some(&Value::Bool(true)),
+            uid: object.uid().to_owned(),
+            owner: object.owners().find(|owner| owner.kind == "LearnerCluster").map(|owner| owner.uid.clone()),
+            resource_version: object.metadata().resource_version.clone().unwrap_or_default(),
+            cluster_id: spec.cluster_id,
+            suspended: spec.suspended,
             stores: newest,
             partitions,
         })
     }
 }
 
-/// Parses one partition; `stores` maps store numbers to ordinals, `None` for replaced stores.
-fn partition(object: &Value, id: u32, stores: &BTreeMap<u32, Option<u32>>) -> Result<PartitionView, InvalidObject> {
-    let path = format!("/spec/partitions/{id}");
-    let entry = object.pointer(&path).ok_or_else(|| invalid_object(object, &path, None, "an entry"))?;
-    let bad = |value: &Value| invalid_object(object, &path, Some(value), "a number of spec.stores");
-    let of_number = |value: &Value| {
-        let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-        number.and_then(|number| stores.get(&number).copied()).ok_or_else(|| bad(value))
+/// Parses one partition. `worker` maps store numbers to ordinals: `None` for an unknown store, `Some(None)` for a replaced one. An error is
+/// the unknown store.
+fn partition(entry: &Entry, worker: impl Fn(&u32) -> Option<Option<u32>>) -> Result<PartitionView, String> {
+    let primary = worker(&entry.primary).ok_or_else(|| entry.primary.to_string())?;
+    let of_member = |member: &String| {
+        let number = member.split_once('/').and_then(|(number, _)| number.parse().ok());
+        number.and_then(|number| worker(&number)).ok_or_else(|| member.clone())
     };
-    let of_member = |value: &Value| {
-        let number = value.as_str().and_then(|member| member.split_once('/')?.0.parse().ok());
-        number.and_then(|number: u32| stores.get(&number).copied()).ok_or_else(|| bad(value))
-    };
-    let list = |name: &str| entry[name].as_array().into_iter().flatten();
-    let on_workers = |members: Result<Vec<Option<u32>>, InvalidObject>| Ok(members?.into_iter().flatten().collect());
-    let primary = of_number(&entry["primary"])?;
+    let in_sync: Vec<Option<u32>> = entry.isr.iter().map(of_member).collect::<Result<_, _>>()?;
     Ok(PartitionView {
         primary: primary.unwrap_or(u32::MAX),
-        in_sync: on_workers(list("isr").map(of_member).collect())?,
-        // Learners are ordinals, not stores.
-        learners: list("learners").filter_map(|ordinal| ordinal.as_u64()?.try_into().ok()).collect(),
+        in_sync: in_sync.into_iter().flatten().collect(),
+        learners: entry.learners.clone(),
         // A replaced store does not serve.
-        activated: entry["activated"] == true && primary.is_some(),
+        activated: entry.activated && primary.is_some(),
     })
 }
 
 /// Returns the number after the last dash of an object's name.
-pub(super) fn ordinal(object: &Value) -> Result<u32, InvalidObject> {
-    const NAME: &str = "/metadata/name";
-    let name = object.pointer(NAME);
-    let number = name.and_then(Value::as_str).and_then(|name| name.rsplit_once('-')?.1.parse().ok());
-    number.ok_or_else(|| invalid_object(object, NAME, name, "a name that ends with an ordinal"))
-}
-
-fn natural(object: &Value, path: &str) -> Result<u32, InvalidObject> {
-    let number = object.pointer(path).and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok());
-    number.ok_or_else(|| invalid_object(object, path, object.pointer(path), "a whole number"))
-}
-
-fn text(object: &Value, path: &str) -> Option<String> {
-    object.pointer(path).and_then(Value::as_str).map(str::to_owned)
+pub(super) fn ordinal(object: &ApiObject) -> Result<u32, InvalidObject> {
+    let number = object.name().rsplit_once('-').and_then(|(_, number)| number.parse().ok());
+    number.ok_or_else(|| object.invalid("metadata.name", object.name().to_owned(), "a name that ends with an ordinal"))
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use crate::cluster::observe::observation::{ClaimView, MapView, SetView};
+    use crate::kube::api_object::{ApiObject, InvalidObject};
+    use crate::kube::resource_kinds::{CLAIM, MAP, SET};
+
+    fn map_view(map: &Value) -> Result<MapView, InvalidObject> {
+        MapView::read(&ApiObject::new(MAP, map.clone()))
+    }
+
+    fn set_view(set: &Value) -> SetView {
+        SetView::read(&ApiObject::new(SET, set.clone())).expect("a set")
+    }
+
+    fn claim_view(claim: &Value) -> ClaimView {
+        ClaimView::read(&ApiObject::new(CLAIM, claim.clone())).expect("a claim")
+    }
 
     #[test]
     fn map_view_resolves_stores_to_workers() {
@@ -193,7 +193,7 @@ mod tests {
                 },
             },
         });
-        let view = MapView::read(&map).expect("a map");
+        let view = map_view(&map).expect("a map");
         assert_eq!((view.resource_version.as_str(), view.suspended), ("7", true));
         assert_eq!((view.partitions[0].in_sync.as_slice(), view.partitions[0].activated), (&[0, 2][..], true));
         assert_eq!((view.partitions[1].primary, view.partitions[1].learners.as_slice()), (1, &[2][..]));
@@ -202,14 +202,14 @@ mod tests {
         assert_eq!(view.stores, BTreeMap::from([(0, 0), (1, 1), (2, 5)]));
 
         map["spec"]["stores"]["7"] = json!({ "ordinal": 0 });
-        let replaced = MapView::read(&map).expect("a map");
+        let replaced = map_view(&map).expect("a map");
         assert_eq!((replaced.partitions[0].in_sync.as_slice(), replaced.partitions[0].activated), (&[2][..], false));
 
         map["spec"]["partitions"]["1"]["isr"] = json!(["9/1"]);
-        let error = MapView::read(&map).expect_err("an unknown store").to_string();
-        assert_eq!(error, "PartitionMap words: /spec/partitions/1 is \"9/1\"; expected a number of spec.stores");
+        let error = map_view(&map).expect_err("an unknown store").to_string();
+        assert_eq!(error, "PartitionMap words: spec.partitions.1 is 9/1; expected a number of spec.stores");
         map["spec"]["partitions"] = json!({ "0": map["spec"]["partitions"]["0"].clone() });
-        assert!(MapView::read(&map).is_err(), "a partition is missing");
+        assert!(map_view(&map).is_err(), "a partition is missing");
     }
 
     #[test]
@@ -218,23 +218,19 @@ mod tests {
             "kind": "StatefulSet", "metadata": { "name": "words-worker", "generation": 2 }, "spec": { "replicas": 3 },
             "status": { "observedGeneration": 1, "updateRevision": "old" },
         });
-        assert_eq!(
-            SetView::read(&set).expect("a set").update_revision,
-            "",
-            "its controller has not observed the template"
-        );
+        assert_eq!(set_view(&set).update_revision, "", "its controller has not observed the template");
         set["status"]["observedGeneration"] = 2.into();
-        assert_eq!(SetView::read(&set).expect("a set").update_revision, "old");
+        assert_eq!(set_view(&set).update_revision, "old");
         let mut claim = json!({
             "kind": "PersistentVolumeClaim",
             "metadata": { "name": "data-words-worker-0", "labels": { "engram.dev/cluster-id": "00" } },
             "spec": { "resources": { "requests": { "storage": "50Gi" } }, "storageClassName": "fast" },
             "status": { "phase": "Pending" },
         });
-        let view = ClaimView::read(&claim).expect("a claim");
+        let view = claim_view(&claim);
         assert_eq!((view.ordinal, view.size_bytes, view.cluster_id.as_deref()), (0, 50 << 30, Some("00")));
         assert_eq!((view.storage_class.as_deref(), view.is_pending), (Some("fast"), true));
         claim["spec"]["volumeName"] = "pvc-1".into();
-        assert!(!ClaimView::read(&claim).expect("a claim").is_pending, "its volume is being bound");
+        assert!(!claim_view(&claim).is_pending, "its volume is being bound");
     }
 }

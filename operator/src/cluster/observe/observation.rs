@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use engram_api::status::LearnerClusterStatus;
 use engram_coordinator::{BootstrapProgress, GpuFault};
 use engram_memory::Member;
-use serde_json::Value;
+
+use crate::kube::api_object::ApiObject;
 
 /// Everything that a plan depends on, apart from the spec.
 #[derive(Clone, Debug, Default)]
 pub struct Observation {
     /// Objects of the kinds that [`crate::cluster::build`] makes, with the cluster's labels.
-    pub objects: Vec<Value>,
+    pub objects: Vec<ApiObject>,
     /// The StatefulSet, if there is one.
     pub set: Option<SetView>,
     /// The workers' pods.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStatus, Pod, PodCondition, PodStatus};
-use serde_json::Value;
 
-use crate::cluster::observe::object_views::{InvalidObject, ordinal, parse};
+use crate::cluster::observe::object_views::ordinal;
 use crate::cluster::observe::observation::{PodView, StartFailure, StartFailureCause, WorkerExit};
+use crate::kube::api_object::{ApiObject, InvalidObject};
 use crate::names::WORKER;
 
 /// Maximum length of a report of the kubelet or the scheduler in a message, in characters: several fit into one event.
@@ -16,13 +16,13 @@ const MAX_REPORT_CHARS: usize = 300;
 const WORKER_EXITED: &str = "the worker exited: ";
 
 impl PodView {
-    /// Parses a pod. `lost_nodes` has the milliseconds for which nodes have been not ready or missing.
+    /// Parses a pod. How long its node has been lost is not known from it.
     ///
     /// # Errors
     ///
     /// Fails if it is no pod, or its name has no ordinal.
-    pub fn read(object: &Value, lost_nodes: &BTreeMap<String, u64>) -> Result<Self, InvalidObject> {
-        let Pod { metadata, spec, status } = parse(object)?;
+    pub fn read(object: &ApiObject) -> Result<Self, InvalidObject> {
+        let Pod { metadata, spec, status } = object.read()?;
         let (spec, status) = (spec.unwrap_or_default(), status.unwrap_or_default());
         let mut labels = metadata.labels.unwrap_or_default();
         Ok(Self {
@@ -34,9 +34,16 @@ impl PodView {
             has_devices: has_devices(&spec.containers),
             worker_exits: worker_exits(&status),
             start_failure: start_failure(&status),
-            node_lost_for_ms: spec.node_name.as_ref().and_then(|node| lost_nodes.get(node).copied()),
+            node_lost_for_ms: None,
             node: spec.node_name,
         })
+    }
+}
+
+impl PodView {
+    /// Sets for how long its node has been lost: `lost` has the milliseconds for which nodes have been not ready or missing.
+    pub(super) fn set_lost_node(&mut self, lost: &BTreeMap<String, u64>) {
+        self.node_lost_for_ms = self.node.as_ref().and_then(|node| lost.get(node).copied());
     }
 }
 
@@ -138,7 +145,12 @@ fn report(reason: &str, message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::kube::resource_kinds::POD;
+    use serde_json::{Value, json};
+
+    fn read(pod: Value) -> Result<PodView, InvalidObject> {
+        PodView::read(&ApiObject::new(POD, pod))
+    }
 
     /// Adds the required fields that a test does not set.
     fn of_status(mut container: Value) -> Value {
@@ -161,7 +173,8 @@ mod tests {
             "spec": { "nodeName": "n2" },
             "status": { "conditions": [{ "type": "Ready", "status": "True" }] },
         });
-        let pod = PodView::read(&pod, &BTreeMap::from([("n2".into(), 9_000)])).expect("a pod");
+        let mut pod = read(pod).expect("a pod");
+        pod.set_lost_node(&BTreeMap::from([("n2".into(), 9_000)]));
         assert_eq!((pod.ordinal, pod.ready, pod.terminating, pod.node_lost_for_ms), (12, true, true, Some(9_000)));
         let dead = |message: &str| {
             let terminated =
@@ -171,7 +184,7 @@ mod tests {
                 "kind": "Pod", "metadata": { "name": "words-worker-3" },
                 "status": { "containerStatuses": [of_status(json!({ "name": "sidecar" })), of_status(worker)] },
             });
-            PodView::read(&pod, &BTreeMap::new()).expect("a pod").worker_exits
+            read(pod).expect("a pod").worker_exits
         };
         let member = "3/5b1c00009f3ac2d17be84450a1b2c3d4/7";
         let ended = dead(&format!("worker {member}\nthe worker ended: signal 9\n"));
@@ -182,7 +195,7 @@ mod tests {
         }
         let stuck = |status: Value| {
             let pod = json!({ "kind": "Pod", "metadata": { "name": "words-worker-3" }, "status": status });
-            PodView::read(&pod, &BTreeMap::new()).expect("a pod").start_failure
+            read(pod).expect("a pod").start_failure
         };
         let of_message = |waiting: Value, message: &str| {
             let worker = json!({ "name": "worker", "image": "a/b:9", "state": { "waiting": waiting },
@@ -208,7 +221,7 @@ mod tests {
     #[test]
     fn an_object_of_the_wrong_shape_is_an_error() {
         let pod = json!({ "kind": "Pod", "metadata": { "name": "words-worker-3" }, "status": { "phase": 7 } });
-        let error = PodView::read(&pod, &BTreeMap::new()).expect_err("a number is no phase").to_string();
+        let error = read(pod).expect_err("a number is no phase").to_string();
         assert!(error.starts_with("Pod words-worker-3: ") && error.contains("integer `7`"), "{error}");
     }
 }

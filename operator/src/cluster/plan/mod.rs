@@ -13,13 +13,16 @@ use std::time::Duration;
 
 use engram_api::kubernetes_only::UpdateType;
 use engram_api::status::LearnerClusterStatus;
-use serde_json::Value;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 
-use crate::cluster::build::{self, Inputs};
+use crate::cluster::build::{self, Inputs, PublishedSettings};
 use crate::cluster::observe::observation::{ClaimView, MapView, Observation, PodView};
-use crate::cluster::status as cluster_status;
+use crate::cluster::status::gpu::gpu;
+use crate::cluster::status::{self as cluster_status, PlanSummary};
 use crate::cluster::validate::ValidatedCluster;
-use crate::kube::api_request::Error;
+use crate::kube::api_object::{ApiObject, covers, to_json};
+use crate::kube::resource_kinds::SET;
 use crate::names::REPLACE;
 use revision::Offer;
 
@@ -32,24 +35,18 @@ const IDLE_REQUEUE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prepared;
 
-/// A plan that was applied, up to the step that failed.
-#[derive(Debug)]
-pub(crate) struct Applied {
-    pub(crate) result: Result<(), Error>,
-}
-
 /// Next steps for a cluster. Only one that was applied becomes a status.
 #[derive(Clone, Debug)]
 pub struct Plan<S = Prepared> {
     /// Objects to apply, in order: missing ones and those that differ.
-    pub objects: Vec<Value>,
+    pub objects: Vec<ApiObject>,
     /// Further actions, in order, after the objects.
     pub actions: Vec<Action>,
     /// New status of the cluster.
     pub status: LearnerClusterStatus,
     /// Requeue delay.
     pub requeue: Duration,
-    /// [`Prepared`] or applied.
+    /// [`Prepared`], or the result of its application.
     pub stage: S,
 }
 
@@ -59,21 +56,21 @@ impl<S> Plan<S> {
         !self.objects.is_empty() || self.actions.iter().any(|action| !matches!(action, Action::Drain { .. }))
     }
 
-    fn with_stage<T>(self, stage: T) -> Plan<T> {
+    pub(crate) fn with_stage<T>(self, stage: T) -> Plan<T> {
         let Self { objects, actions, status, requeue, .. } = self;
         Plan { objects, actions, status, requeue, stage }
     }
 }
 
 impl Plan {
-    /// Returns the plan after its application with this result.
-    pub(crate) fn applied(self, result: Result<(), Error>) -> Plan<Applied> {
-        self.with_stage(Applied { result })
+    /// Returns a plan that changes nothing.
+    pub(crate) const fn unchanged(status: LearnerClusterStatus, requeue: Duration) -> Self {
+        Self { objects: Vec::new(), actions: Vec::new(), status, requeue, stage: Prepared }
     }
 
-    /// Returns a plan of which nothing was applied because of `error`.
-    pub(crate) fn unapplied(self, error: Error) -> Plan<Applied> {
-        self.applied(Err(error))
+    /// Applies an object before everything else.
+    pub(crate) fn apply_first(&mut self, object: Option<&ApiObject>) {
+        self.objects.splice(0..0, object.cloned());
     }
 }
 
@@ -150,9 +147,9 @@ pub enum Action {
 pub fn plan(cluster: &ValidatedCluster, observed: &Observation, offer: &Offer, now: &str) -> Plan {
     if let Some(stalled) = safety::stalled(cluster, observed) {
         let status = cluster_status::stalled_status(cluster, observed, &stalled, now);
-        return Plan { objects: Vec::new(), actions: Vec::new(), status, requeue: IDLE_REQUEUE, stage: Prepared };
+        return Plan::unchanged(status, IDLE_REQUEUE);
     }
-    let gpu = cluster_status::gpu(cluster, observed);
+    let gpu = gpu(cluster, observed);
     let on_gpu = gpu.devices > 0 || cluster.claims_gpu();
     let (worker, update) = revision::choose(cluster, observed.status.worker.as_ref(), offer, on_gpu);
     let copies = cluster.spec.replication_factor;
@@ -185,7 +182,8 @@ pub fn plan(cluster: &ValidatedCluster, observed: &Observation, offer: &Offer, n
     }
     let Step { objects, actions, .. } = step;
     let changing = !objects.is_empty() || !actions.is_empty();
-    let mut status = cluster_status::status(cluster, observed, &inputs, update.as_ref(), &gpu, changing, now);
+    let summary = PlanSummary { inputs: &inputs, update: update.as_ref(), gpu: &gpu, is_changing: changing };
+    let mut status = cluster_status::status(cluster, observed, &summary, now);
     if let Some(workers) = &mut status.workers {
         workers.draining = draining(observed, &actions);
     }
@@ -221,11 +219,7 @@ fn replicas(cluster: &ValidatedCluster, observed: &Observation) -> u32 {
 /// Returns the number of workers that bootstrap the cluster. It must not change while the workers load their shares of the snapshot, or
 /// some partitions would not be loaded.
 fn bootstrap_workers(cluster: &ValidatedCluster, observed: &Observation) -> u32 {
-    let published = observed.objects.iter().find_map(|object| {
-        let settings = object.pointer("/data")?.get(build::CONFIG_FILE)?.as_str()?;
-        let settings: Value = serde_json::from_str(settings).ok()?;
-        u32::try_from(settings[build::BOOTSTRAP_WORKERS].as_u64()?).ok()
-    });
+    let published = PublishedSettings::find(&observed.objects).and_then(|settings| settings.bootstrap_workers);
     published.unwrap_or(cluster.spec.workers)
 }
 
@@ -234,7 +228,7 @@ struct Step<'a> {
     cluster: &'a ValidatedCluster,
     observed: &'a Observation,
     inputs: &'a Inputs,
-    objects: Vec<Value>,
+    objects: Vec<ApiObject>,
     actions: Vec<Action>,
 }
 
@@ -250,23 +244,23 @@ impl Step<'_> {
             self.actions.push(Action::GrowClaim { ordinal, uid, size_bytes: size });
         }
         for object in &desired {
-            let found = self.observed.objects.iter().find(|found| same(found, object));
+            let found = self.observed.objects.iter().find(|found| found.is_same(object));
             match found {
-                Some(found) if covers(found, object) && has_same_claim_templates(found, object) => {}
+                Some(found) if found.covers(object) && has_same_claim_templates(found, object) => {}
                 // Claim templates are immutable. Claims grow first, so that a crash in between does not lose the expansion.
                 Some(found) if !has_same_claim_templates(found, object) => {
                     if growing.is_empty() {
-                        self.actions.push(Action::OrphanSet { uid: text(found, "/metadata/uid") });
+                        self.actions.push(Action::OrphanSet { uid: found.uid().to_owned() });
                     }
                 }
                 _ => self.objects.push(object.clone()),
             }
         }
-        let obsolete = self.observed.objects.iter().filter(|found| !desired.iter().any(|object| same(found, object)));
+        let obsolete = self.observed.objects.iter().filter(|found| !desired.iter().any(|object| found.is_same(object)));
         self.actions.extend(obsolete.map(|found| Action::DeleteObject {
-            kind: text(found, "/kind"),
-            name: text(found, "/metadata/name"),
-            uid: text(found, "/metadata/uid"),
+            kind: found.kind().name().to_owned(),
+            name: found.name().to_owned(),
+            uid: found.uid().to_owned(),
         }));
     }
 
@@ -301,7 +295,7 @@ impl Step<'_> {
     /// Replaces the claims that have no volume yet and ask for another storage class than the spec, with the pods that wait for them.
     fn replace_pending_claims(&mut self) -> bool {
         let class = self.cluster.spec.storage.as_ref().and_then(|storage| storage.storage_class_name.as_deref());
-        let set_changes = self.objects.iter().any(|object| object["kind"] == "StatefulSet")
+        let set_changes = self.objects.iter().any(|object| object.kind() == SET)
             || self.actions.iter().any(|action| matches!(action, Action::OrphanSet { .. }));
         let (Some(class), Some(_), false) = (class, &self.observed.set, set_changes) else { return false };
         let is_outdated =
@@ -336,7 +330,7 @@ impl Step<'_> {
     fn may_update(&self) -> bool {
         let strategy = self.cluster.spec.update_strategy.as_ref().and_then(|strategy| strategy.strategy);
         let is_known = self.observed.set.as_ref().is_some_and(|set| !set.update_revision.is_empty());
-        let template_changes = self.objects.iter().any(|object| object["kind"] == "StatefulSet");
+        let template_changes = self.objects.iter().any(|object| object.kind() == SET);
         strategy != Some(UpdateType::OnDelete) && is_known && !template_changes
     }
 
@@ -437,43 +431,18 @@ fn has_copies(map: &MapView, copies: u32) -> bool {
     map.partitions.iter().all(|partition| partition.in_sync.len() >= copies as usize)
 }
 
-/// Returns whether `found` is the object that `desired` describes.
-fn same(found: &Value, desired: &Value) -> bool {
-    ["/kind", "/metadata/name"].iter().all(|path| found.pointer(path) == desired.pointer(path))
-}
-
 /// Returns whether the claim templates of a StatefulSet are the desired ones. The API server fills in no storage class, so one that is not
 /// desired was removed from the spec.
-fn has_same_claim_templates(found: &Value, desired: &Value) -> bool {
-    let of = |object: &Value| object.pointer("/spec/volumeClaimTemplates").cloned().unwrap_or(Value::Null);
-    let (found, desired) = (of(found), of(desired));
-    let classes = |templates: &Value| {
-        let all = templates.as_array().into_iter().flatten();
-        all.map(|template| template.pointer("/spec/storageClassName").cloned()).collect::<Vec<_>>()
+fn has_same_claim_templates(found: &ApiObject, desired: &ApiObject) -> bool {
+    let templates = |object: &ApiObject| {
+        object.read_kind::<StatefulSet>().and_then(|set| set.spec?.volume_claim_templates).unwrap_or_default()
     };
-    match (found.as_array().is_some_and(|all| !all.is_empty()), desired.is_null()) {
-        (is_found, true) => !is_found,
-        (_, false) => covers(&found, &desired) && classes(&found) == classes(&desired),
+    let (found, desired) = (templates(found), templates(desired));
+    let class = |claim: &PersistentVolumeClaim| claim.spec.as_ref().and_then(|spec| spec.storage_class_name.clone());
+    if desired.is_empty() {
+        return found.is_empty();
     }
-}
-
-/// Returns whether `found` has every field of `desired`; it may have more, from defaults or other writers.
-pub(crate) fn covers(found: &Value, desired: &Value) -> bool {
-    match (found, desired) {
-        (Value::Object(found), Value::Object(desired)) => desired.iter().all(|(name, value)| {
-            let empty = matches!(value, Value::Object(fields) if fields.is_empty())
-                || matches!(value, Value::Array(items) if items.is_empty());
-            found.get(name).map_or(empty, |found| covers(found, value))
-        }),
-        (Value::Array(found), Value::Array(desired)) => {
-            found.len() == desired.len() && found.iter().zip(desired).all(|(found, desired)| covers(found, desired))
-        }
-        (found, desired) => found == desired,
-    }
-}
-
-fn text(object: &Value, path: &str) -> String {
-    object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned()
+    covers(&to_json(&found), &to_json(&desired)) && found.iter().map(class).eq(desired.iter().map(class))
 }
 
 /// Counts partitions for the status.

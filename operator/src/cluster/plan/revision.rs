@@ -47,6 +47,11 @@ impl Offer {
         }
     }
 
+    /// Returns the offer to a cluster whose workers receive these files.
+    pub(crate) fn with_published(&self, files: &BTreeMap<String, String>) -> Self {
+        Self { published: files.clone(), ..self.clone() }
+    }
+
     fn image(&self, version: &str, on_gpu: bool) -> String {
         let repository = self.cuda_repository.as_ref().filter(|_| on_gpu).unwrap_or(&self.repository);
         format!("{repository}:{version}")
@@ -112,6 +117,7 @@ fn requested_image(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::object::ClusterObject;
     use crate::cluster::validate::validate;
     use serde_json::{Value, json};
 
@@ -121,7 +127,7 @@ mod tests {
             "spec": { "workers": 3, "storage": { "size": "1Gi" } },
         });
         object["spec"][field] = value;
-        validate(&object).expect("a spec within the rules")
+        validate(&serde_json::from_value::<ClusterObject>(object).expect("an object")).expect("a spec within the rules")
     }
 
     fn runs(image: &str) -> WorkerRevision {

@@ -4,11 +4,13 @@
 
 use std::time::{Duration, Instant};
 
+use engram_api::status::LearnerClusterStatus;
 use engram_api::{ManifestEnum as _, RunKind};
 use engram_proto::v1;
 
+use crate::cluster::coordination::worker_client::client;
+use crate::cluster::status::is_idle;
 use crate::context::{Context, Key};
-use crate::learner_run::reconcile;
 
 /// Minimum time between queries; the status of a run is more current.
 const BETWEEN: Duration = Duration::from_secs(60);
@@ -26,8 +28,15 @@ impl CachedEpochs {
     }
 }
 
+/// Updates the completed epochs in the status of an idle cluster, since a worker that does not respond delays the reconcile.
+pub(crate) async fn update_epochs(context: &Context, cluster: &Key, status: &mut LearnerClusterStatus) {
+    if is_idle(status) {
+        status.epoch = completed_epochs(context, cluster).await.or(status.epoch);
+    }
+}
+
 /// Returns the completed epochs of a cluster, queried at most once a minute; `None` if unknown.
-pub(crate) async fn completed_epochs(context: &Context, cluster: &Key) -> Option<i64> {
+async fn completed_epochs(context: &Context, cluster: &Key) -> Option<i64> {
     let CachedEpochs(cached) = context.clusters.with(cluster, |state| state.epochs);
     if let Some((_, done)) = cached.filter(|(queried, _)| queried.elapsed() < BETWEEN) {
         return done;
@@ -38,7 +47,7 @@ pub(crate) async fn completed_epochs(context: &Context, cluster: &Key) -> Option
 }
 
 async fn query(context: &Context, cluster: &Key) -> Option<i64> {
-    let client = reconcile::client(context, cluster).await.ok()??;
+    let client = client(context, cluster).await.ok()??;
     Some(completed(&client.list_runs().await.ok()?))
 }
 

@@ -1,6 +1,6 @@
 //! Who may do what with a cluster that has TLS: people by `engram -n`, programs by tokens of their accounts.
 //!
-//! Tokens are the API server's own. What is wrong with one is tried on a worker alone in `worker/tests/worker/tokens.rs`; here it is that
+//! Tokens are the API server's own. What is wrong with one is tried on a worker alone in `worker/tests/worker/security/tokens.rs`; here it is that
 //! keys, rights and accounts come together in a real Kubernetes, and go on without its API server. The operators look after the namespace of
 //! this suite alone.
 
@@ -82,7 +82,7 @@ fn begins(cluster: &Cluster) -> Result<String> {
 
 /// A kubeconfig with all rights.
 fn admin(cluster: &Cluster) -> Result<PathBuf> {
-    let config = read(&fs::read_to_string(cluster.kubeconfig("admin"))?)?;
+    let config = cluster.admin_config()?;
     kubeconfig(cluster, "guard", config["users"][0]["user"].clone())
 }
 

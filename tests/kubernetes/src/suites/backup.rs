@@ -342,12 +342,13 @@ fn scheduled(cluster: &Cluster) -> Result<String> {
     let archive = cluster.path("kubectl.tar");
     write_archive(&archive, &[Image { name: IMAGE, content: &kubectl, entrypoint: &[], user: NON_ROOT }])?;
     cluster.load_image_on(NODE, &archive)?;
+    let on_node = format!("restartPolicy: Never\n          nodeName: n{NODE}");
     let own = [
         (r#"accessKeyId: "", secretAccessKey: """#, "accessKeyId: engram, secretAccessKey: engram-secret".to_owned()),
         ("clusterRef: { name: words }", "clusterRef: { name: second }".to_owned()),
         ("http://minio.storage:9000", endpoint(cluster)?),
         ("rancher/kubectl:v1.36.0", IMAGE.to_owned()),
-        ("restartPolicy: Never", format!("restartPolicy: Never\n          nodeName: n{NODE}")),
+        ("restartPolicy: Never", if cluster.is_given() { "restartPolicy: Never".to_owned() } else { on_node }),
     ];
     let mut manifest = include_str!("../../../../examples/kubernetes/backups.yaml").to_owned();
     for (of_the_example, here) in own {

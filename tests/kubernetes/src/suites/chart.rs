@@ -1,9 +1,10 @@
-//! The chart: what Helm makes of it, what the API server says to that, and what is left when it goes. The operator's image is not
-//! needed: pods are stand-ins.
+//! The chart: what Helm makes of it, what the API server says to that, and what is left when it goes. The built-in cluster
+//! has no image of the operator: its pods are stand-ins.
 
 mod settings;
 
 use super::Check;
+use super::faults::install::load_images;
 use super::helpers::WHILE;
 use crate::cluster::Cluster;
 use crate::process::{self, until};
@@ -121,6 +122,12 @@ pub(super) fn checks() -> Vec<Check> {
             run: alerts,
         },
         Check { name: "the manifests for people without Helm are what the chart makes", run: without_helm },
+    ]
+}
+
+/// A release, on nodes that have its images.
+pub(super) fn releases() -> Vec<Check> {
+    vec![
         Check { name: "a release is Ready in a namespace that enforces restricted pods", run: installs },
         Check { name: "the operator may do what it does, and nothing else", run: rights },
         Check { name: "a map takes legal changes, and no others but those that a person may order", run: guards },
@@ -132,7 +139,7 @@ fn helm(cluster: &Cluster, command: &[&str], values: &[&str]) -> Result<String> 
     let program = cluster.kubernetes_program("helm")?;
     let sets = values.iter().flat_map(|value| ["--set", value]);
     let arguments: Vec<&str> = command.iter().copied().chain(sets).collect();
-    cluster.in_network(1, program, arguments)
+    cluster.client(program, arguments, "")
 }
 
 fn folder() -> String {
@@ -167,7 +174,7 @@ fn is_taken(cluster: &Cluster) -> Result<String> {
     for (who, values) in INSTALLS {
         let rendered = template(cluster, values).with_context(|| who.to_owned())?;
         let arguments = ["create", "--dry-run=server", "--validate=strict", "-f", "-"];
-        let taken = cluster.in_network_fed(1, &kubectl, arguments, &without_definitions(&rendered));
+        let taken = cluster.client(&kubectl, arguments, &without_definitions(&rendered));
         objects += taken.with_context(|| who.to_owned())?.lines().count();
     }
     Ok(format!("{objects} objects"))
@@ -337,8 +344,7 @@ fn without_helm(cluster: &Cluster) -> Result<String> {
         bail!("deploy/operator.yaml differed from the chart and is rewritten");
     }
     let kubectl = cluster.kubernetes_program("kubectl")?;
-    let taken =
-        cluster.in_network_fed(1, kubectl, ["apply", "--dry-run=server", "--validate=strict", "-f", "-"], &fresh)?;
+    let taken = cluster.client(kubectl, ["apply", "--dry-run=server", "--validate=strict", "-f", "-"], &fresh)?;
     Ok(format!("{} objects", taken.lines().count()))
 }
 
@@ -347,6 +353,9 @@ fn deployment(cluster: &Cluster) -> Result<Option<Value>> {
 }
 
 fn installs(cluster: &Cluster) -> Result<String> {
+    if !cluster.is_fake() {
+        load_images(cluster)?;
+    }
     // Definitions may be there that no release made.
     let command = ["install", "engram", &folder(), "--namespace", NAMESPACE, "--take-ownership", "--wait", TIMEOUT];
     let output = helm(cluster, &command, &[])?;

@@ -113,15 +113,17 @@ pub(super) fn read(text: &str) -> Result<Value> {
 
 /// The kubeconfig of an administrator, with the address at which the API server is reached from here.
 pub(super) fn admin(cluster: &Cluster) -> Result<PathBuf> {
-    let config = read(&fs::read_to_string(cluster.kubeconfig("admin"))?)?;
+    let config = cluster.admin_config()?;
     kubeconfig(cluster, "outside", config["users"][0]["user"].clone())
 }
 
 pub(super) fn kubeconfig(cluster: &Cluster, name: &str, user: Value) -> Result<PathBuf> {
-    let mut config = read(&fs::read_to_string(cluster.kubeconfig("admin"))?)?;
-    let inside =
-        config["clusters"][0]["cluster"]["server"].as_str().context("the kubeconfig names no server")?.to_owned();
-    config["clusters"][0]["cluster"]["server"] = format!("https://127.0.0.1:{}", outside(cluster, &inside)?).into();
+    let mut config = cluster.admin_config()?;
+    if !cluster.is_given() {
+        let server = &mut config["clusters"][0]["cluster"]["server"];
+        let inside = server.as_str().context("the kubeconfig names no server")?.to_owned();
+        *server = format!("https://127.0.0.1:{}", outside(cluster, &inside)?).into();
+    }
     config["contexts"][0]["context"]["namespace"] = NAMESPACE.into();
     config["users"][0]["user"] = user;
     let path = cluster.path(&format!("{name}.kubeconfig"));

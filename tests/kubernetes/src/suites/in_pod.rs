@@ -18,6 +18,7 @@ pub(super) fn asked(cluster: &Cluster, namespace: &str, arguments: &[&str]) -> R
     let archive = cluster.path("n1-engram.tar");
     write_archive(&archive, &[Image { name: IMAGE, content: &built, entrypoint: &["/engram"], user: USER }])?;
     cluster.load_image_on(1, &archive)?;
+    let node = (!cluster.is_given()).then_some("n1");
     let command = [&["-n", namespace], arguments].concat();
     let roles = "rbac.authorization.k8s.io";
     let (account, role) =
@@ -38,7 +39,7 @@ pub(super) fn asked(cluster: &Cluster, namespace: &str, arguments: &[&str]) -> R
           "roleRef": { "apiGroup": roles, "kind": "Role", "name": NAME },
           "subjects": [{ "kind": "ServiceAccount", "name": NAME, "namespace": "default" }] },
         { "apiVersion": "v1", "kind": "Pod", "metadata": account, "spec": {
-            "serviceAccountName": NAME, "restartPolicy": "Never", "nodeName": "n1", "terminationGracePeriodSeconds": 0,
+            "serviceAccountName": NAME, "restartPolicy": "Never", "nodeName": node, "terminationGracePeriodSeconds": 0,
             "containers": [{
                 "name": "engram", "image": IMAGE, "imagePullPolicy": "Never", "securityContext": restricted,
                 "args": command,

@@ -36,11 +36,25 @@ pub(crate) struct Check {
     pub(crate) run: fn(&Cluster) -> Result<String>,
 }
 
+/// What a suite needs of its cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    /// Nothing but an API server; stand-ins for kubelets are enough.
+    ApiServer,
+    /// Pods, which may be of stand-ins.
+    AnyPods,
+    /// Nodes that run containers. Checks that need control over a node are skipped on a given cluster.
+    Pods,
+    /// Stand-ins for kubelets, whose pods turn Ready without a container.
+    StandIns,
+    /// Control over nodes: faults and programs of nodes are what it is about.
+    Nodes,
+}
+
 /// Checks that share a cluster.
 struct Suite {
     name: &'static str,
-    /// Fake kubelets are enough.
-    fake: bool,
+    needs: Needs,
     /// Whether it takes long and runs only if named.
     long: bool,
     /// Sequential parts; the rows of a part run in parallel.
@@ -51,32 +65,54 @@ struct Suite {
 type Row = fn() -> Vec<Check>;
 
 const SUITES: [Suite; 17] = [
-    Suite { name: "smoke", fake: false, long: false, parts: &[&[smoke::checks]] },
-    Suite { name: "command", fake: false, long: false, parts: &[&[command::checks]] },
+    Suite { name: "smoke", needs: Needs::Pods, long: false, parts: &[&[smoke::checks]] },
+    Suite { name: "command", needs: Needs::Pods, long: false, parts: &[&[command::checks]] },
     Suite {
         name: "identity",
-        fake: false,
+        needs: Needs::Pods,
         long: false,
         parts: &[&[identity::checks], &[identity::lives, identity::others]],
     },
-    Suite { name: "training", fake: false, long: false, parts: &[&[training::checks]] },
-    // Needs a program that takes long to build.
-    Suite { name: "cert-manager", fake: false, long: true, parts: &[&[identity::cert_manager]] },
-    Suite { name: "access", fake: false, long: false, parts: &[&[access::checks]] },
-    Suite { name: "backup", fake: false, long: false, parts: &[&[backup::checks]] },
-    Suite { name: "million", fake: false, long: true, parts: &[&[backup::million]] },
+    Suite { name: "training", needs: Needs::Pods, long: false, parts: &[&[training::checks]] },
+    // Needs a program that takes long to build, and runs it on a node.
+    Suite { name: "cert-manager", needs: Needs::Nodes, long: true, parts: &[&[identity::cert_manager]] },
+    Suite { name: "access", needs: Needs::Pods, long: false, parts: &[&[access::checks]] },
+    Suite { name: "backup", needs: Needs::Pods, long: false, parts: &[&[backup::checks]] },
+    Suite { name: "million", needs: Needs::Pods, long: true, parts: &[&[backup::million]] },
     // Last suite with real nodes: kubelets recover slowly after an outage of the API server.
-    Suite { name: "faults", fake: false, long: false, parts: &[&[faults::checks]] },
-    Suite { name: CAMPAIGN, fake: false, long: true, parts: &[&[faults::campaign]] },
+    Suite { name: "faults", needs: Needs::Nodes, long: false, parts: &[&[faults::checks]] },
+    Suite { name: CAMPAIGN, needs: Needs::Nodes, long: true, parts: &[&[faults::campaign]] },
     // Needs a program of another checkout.
-    Suite { name: VERSIONS, fake: false, long: true, parts: &[&[faults::versions]] },
-    Suite { name: "fake", fake: true, long: false, parts: &[&[fake::checks]] },
-    Suite { name: "rules", fake: true, long: false, parts: &[&[rules::checks]] },
-    Suite { name: "operator", fake: true, long: false, parts: &[&[operator::checks]] },
-    Suite { name: "many", fake: true, long: false, parts: &[&[many::checks]] },
-    Suite { name: "hundreds", fake: true, long: true, parts: &[&[many::hundreds]] },
-    Suite { name: "chart", fake: true, long: false, parts: &[&[chart::checks]] },
+    Suite { name: VERSIONS, needs: Needs::Nodes, long: true, parts: &[&[faults::versions]] },
+    Suite { name: "fake", needs: Needs::StandIns, long: false, parts: &[&[fake::checks]] },
+    Suite { name: "rules", needs: Needs::ApiServer, long: false, parts: &[&[rules::checks]] },
+    Suite { name: "operator", needs: Needs::StandIns, long: false, parts: &[&[operator::checks]] },
+    Suite { name: "many", needs: Needs::StandIns, long: false, parts: &[&[many::checks]] },
+    Suite { name: "hundreds", needs: Needs::StandIns, long: true, parts: &[&[many::hundreds]] },
+    Suite { name: "chart", needs: Needs::AnyPods, long: false, parts: &[&[chart::checks], &[chart::releases]] },
 ];
+
+impl Needs {
+    /// Whether the built-in cluster for it has stand-ins for kubelets.
+    const fn fake(self) -> bool {
+        matches!(self, Self::ApiServer | Self::AnyPods | Self::StandIns)
+    }
+
+    /// Returns why a suite cannot run on a given cluster; `None` if it can. `loads_images`: images can be loaded into its nodes.
+    fn refusal(self, loads_images: bool) -> Option<&'static str> {
+        match self {
+            Self::ApiServer | Self::AnyPods => None,
+            Self::Pods if loads_images => None,
+            Self::Pods => Some(
+                "its pods need images of this build: name a command that loads an archive, such as --image-loader \"kind load image-archive\"",
+            ),
+            Self::StandIns => {
+                Some("its pods are stand-ins that turn Ready without a container, which only the built-in cluster has")
+            }
+            Self::Nodes => Some("it needs control over nodes, which only the built-in cluster offers"),
+        }
+    }
+}
 
 /// Name of the suite that takes an hour.
 pub const CAMPAIGN: &str = "campaign";
@@ -91,8 +127,24 @@ pub fn names() -> Vec<&'static str> {
 
 /// Returns the clusters that these suites (all, if none is named) need.
 pub fn clusters(suites: &[String]) -> Vec<Options> {
-    let needed = |fake| SUITES.iter().any(|it| it.fake == fake && is_meant(it, suites));
+    let needed = |fake| SUITES.iter().any(|it| it.needs.fake() == fake && is_meant(it, suites));
     [false, true].into_iter().filter(|&it| needed(it)).map(|fake| Options { fake, ..Options::default() }).collect()
+}
+
+/// Why a suite that is meant does not run on a cluster.
+enum Unfit {
+    /// It runs on the other kind of built-in cluster.
+    Elsewhere,
+    /// It cannot run on a given cluster, for this reason.
+    Refused(&'static str),
+}
+
+fn fit(suite: &Suite, cluster: &Cluster) -> Result<(), Unfit> {
+    match &cluster.given {
+        Some(given) => suite.needs.refusal(given.loads_images()).map_or(Ok(()), |reason| Err(Unfit::Refused(reason))),
+        None if suite.needs.fake() == cluster.is_fake() => Ok(()),
+        None => Err(Unfit::Elsewhere),
+    }
 }
 
 fn is_meant(suite: &Suite, names: &[String]) -> bool {
@@ -146,26 +198,71 @@ impl Summary {
     }
 }
 
-/// Runs those of these suites (all, if none is named) that match the cluster; `only` selects checks whose name contains it.
+/// Runs those of these suites (all, if none is named) that match the cluster; `only` selects checks whose name contains it. Suites that
+/// a given cluster cannot run are counted as skipped.
 pub fn run(cluster: &Cluster, suites: &[String], only: Option<&str>, summary: &mut Summary) {
-    let run_row = |row: Row| {
-        let mut summary = Summary::default();
-        for check in row() {
-            if only.is_none_or(|text| check.name.contains(text)) {
-                summary.record(check.name, || (check.run)(cluster));
+    for suite in SUITES.iter().filter(|it| is_meant(it, suites)) {
+        match fit(suite, cluster) {
+            Ok(()) => {}
+            Err(Unfit::Elsewhere) => continue,
+            Err(Unfit::Refused(reason)) => {
+                summary.record(suite.name, || Err(Skip(reason.to_owned()).into()));
+                continue;
             }
         }
-        summary
-    };
-    for suite in SUITES.iter().filter(|it| it.fake == cluster.is_fake() && is_meant(it, suites)) {
         println!("\n{}", suite.name);
         for rows in suite.parts {
             thread::scope(|scope| {
-                let running: Vec<_> = rows.iter().map(|&row| scope.spawn(move || run_row(row))).collect();
+                let running: Vec<_> =
+                    rows.iter().map(|&row| scope.spawn(move || run_row(cluster, &row(), only))).collect();
                 for row in running {
                     summary.add(row.join().expect("a check returns an error"));
                 }
             });
         }
+    }
+}
+
+/// Runs checks one after the other. On a given cluster the others are skipped with the first one, on which they rest.
+fn run_row(cluster: &Cluster, checks: &[Check], only: Option<&str>) -> Summary {
+    let mut summary = Summary::default();
+    let mut missing = None;
+    for (index, check) in checks.iter().enumerate() {
+        if only.is_some_and(|text| !check.name.contains(text)) {
+            continue;
+        }
+        let run = || match missing {
+            Some(first) => Err(Skip(format!("it rests on \"{first}\", which was skipped")).into()),
+            None => (check.run)(cluster),
+        };
+        summary.record(check.name, run);
+        if index == 0 && cluster.is_given() && summary.skipped > 0 {
+            missing = Some(check.name);
+        }
+    }
+    summary
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suites_that_need_the_built_in_cluster_are_refused_on_a_given_one_with_the_reason() {
+        let runs = |loads_images| -> Vec<&str> {
+            let fits = SUITES.iter().filter(|suite| suite.needs.refusal(loads_images).is_none());
+            fits.map(|suite| suite.name).collect()
+        };
+        assert_eq!(runs(false), ["rules", "chart"]);
+        assert_eq!(
+            runs(true),
+            ["smoke", "command", "identity", "training", "access", "backup", "million", "rules", "chart"]
+        );
+        let reason = |name: &str, loads_images| {
+            SUITES.iter().find(|suite| suite.name == name).and_then(|suite| suite.needs.refusal(loads_images))
+        };
+        assert!(reason("faults", true).is_some_and(|reason| reason.contains("control over nodes")));
+        assert!(reason("operator", true).is_some_and(|reason| reason.contains("stand-ins")));
+        assert!(reason("smoke", false).is_some_and(|reason| reason.contains("--image-loader")));
     }
 }

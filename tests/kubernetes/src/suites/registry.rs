@@ -63,7 +63,7 @@ fn image_of_chart(cluster: &Cluster) -> Result<String> {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/engram");
     let chart = chart.to_string_lossy();
     let arguments = ["template", "engram", &chart, "--set", &format!("global.imageRegistry={value}")];
-    let objects = cluster.in_network(1, cluster.kubernetes_program("helm")?, arguments)?;
+    let objects = cluster.client(cluster.kubernetes_program("helm")?, arguments, "")?;
     let image =
         objects.lines().filter_map(|line| line.trim().strip_prefix("image: ")).find(|it| it.contains("operator"));
     Ok(image.context("the chart names no image of the operator")?.trim_matches('"').to_owned())

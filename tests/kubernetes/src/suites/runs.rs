@@ -41,8 +41,7 @@ pub(super) fn moves(cluster: &Cluster) -> Result<String> {
         Ok(status["driver"].as_str().filter(|_| learns).map(str::to_owned))
     })?;
     let pod = cluster.api().get(&format!("{PODS}/{driver}"))?;
-    let node = pod["spec"]["nodeName"].as_str().and_then(|name| name.strip_prefix('n')?.parse().ok());
-    let node: u8 = node.context("the driver is on no node")?;
+    let node = cluster.node_of(&pod)?;
     let before = describe_run(cluster, "addresses")?["status"]["epoch"].as_u64();
     cluster.kill_node(node)?;
     let began = Instant::now();

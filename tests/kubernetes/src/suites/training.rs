@@ -3,6 +3,7 @@
 use super::Check;
 use super::faults::install::{USER, operator, program};
 use super::helpers::WHILE;
+use crate::PROGRAM;
 use crate::cluster::Cluster;
 use crate::image::{Content, Image, write_archive};
 use crate::process::until;
@@ -20,6 +21,8 @@ const PODS: &str = "/api/v1/namespaces/training/pods";
 const READY: Duration = Duration::from_secs(180);
 const RUN: Duration = Duration::from_secs(240);
 const STEPS: u64 = 600;
+/// Steps of a program in pods.
+const GROUP_STEPS: u64 = 300;
 /// The image with `engram` and a shell.
 const IMAGE: &str = "local.test/program:1";
 /// Names the Python of an environment with the packages `engram` and `torch`.
@@ -31,6 +34,7 @@ pub(super) fn checks() -> Vec<Check> {
         Check { name: "a cluster for training is Ready", run: begins },
         Check { name: "a replay run whose driver's node is killed ends with the undisturbed result", run: trains },
         Check { name: "a program in two pods goes on when one of them is killed", run: job },
+        Check { name: "a group of two pods loses no step when one of them is killed", run: group },
         Check { name: "a PyTorch program in two pods loses no step when one of them is killed", run: torch },
         Check { name: "the cluster is deleted with its runs", run: ends },
     ]
@@ -110,8 +114,7 @@ fn trains(cluster: &Cluster) -> Result<String> {
         Ok(status["driver"].as_str().filter(|_| step > 0).map(|driver| (driver.to_owned(), step)))
     })?;
     let pod = cluster.api().get(&format!("{PODS}/{driver}"))?;
-    let node = pod["spec"]["nodeName"].as_str().and_then(|name| name.strip_prefix('n')?.parse().ok());
-    let node: u8 = node.context("the driver is on no node")?;
+    let node = cluster.node_of(&pod)?;
     cluster.kill_node(node)?;
     let killed = Instant::now();
     let ended = complete(cluster, "disturbed");
@@ -178,9 +181,7 @@ fn job(cluster: &Cluster) -> Result<String> {
     let took = began.elapsed().as_secs_f64();
     in_pod(cluster, &second, "engram insert go")?;
     let status = complete(cluster, "program")?;
-    let process = status["job"]["processes"].as_array().and_then(|all| all.iter().find(|it| it["index"] == 1));
-    ensure!(status["job"]["succeeded"] == 2, "{status:#}");
-    ensure!(process.is_some_and(|it| it["restarts"] == 1), "{status:#}");
+    ensure!(status["job"]["succeeded"] == 2 && process_of(&status, 1)["restarts"] == 1, "{status:#}");
     Ok(format!("another pod after {took:.1} s"))
 }
 
@@ -196,40 +197,93 @@ fn torch(cluster: &Cluster) -> Result<String> {
     let python = python.ok_or_else(|| Skip(format!("{TORCH_PYTHON} names no Python with engram and torch")))?;
     let environment = python.parent().and_then(Path::parent).context("the Python is in no environment")?;
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/python").canonicalize()?;
-    let folders = [Path::new("/usr"), Path::new("/lib"), Path::new("/lib64"), environment, &examples];
+    // The Python that the environment was made from, which may be outside of the system's folders.
+    let base = python.canonicalize().with_context(|| format!("no Python at {}", python.display()))?;
+    let base = base.parent().and_then(Path::parent).context("the Python is in no folder")?;
+    let mut folders = vec![Path::new("/usr"), Path::new("/lib"), Path::new("/lib64"), environment, &examples];
+    if !folders.iter().any(|folder| base.starts_with(folder)) {
+        folders.push(base);
+    }
     let folders = || folders.iter().filter(|path| path.exists()).enumerate();
-    let volumes: Vec<Value> =
+    let mut volumes: Vec<Value> =
         folders().map(|(at, path)| json!({ "name": format!("f{at}"), "hostPath": { "path": path } })).collect();
-    let mounts: Vec<Value> =
+    let mut mounts: Vec<Value> =
         folders().map(|(at, path)| json!({ "name": format!("f{at}"), "mountPath": path, "readOnly": true })).collect();
+    // PyTorch needs a folder for temporary files.
+    volumes.push(json!({ "name": "temporary", "emptyDir": {} }));
+    mounts.push(json!({ "name": "temporary", "mountPath": "/tmp" }));
     let main = json!({ "name": "main", "volumeMounts": mounts });
     let job = json!({
         "image": IMAGE, "command": [python, examples.join("ddp_elastic.py")],
-        "args": ["--steps", "300", "--no-kill", "--pause", "0.02"],
+        "args": ["--steps", GROUP_STEPS.to_string(), "--no-kill", "--pause", "0.1"],
         "env": [{ "name": "OMP_NUM_THREADS", "value": "1" }, { "name": "HOME", "value": "/tmp" }],
         "replicas": 2, "podTemplate": { "spec": { "volumes": volumes, "containers": [main] } },
     });
-    begin_job(cluster, "torch", &job)?;
-    let first = running(cluster, "torch", 1, "")?;
-    until("steps", RUN, || Ok(log(cluster, &first)?.contains("\"loss\"").then_some(())))?;
+    loses_no_step(cluster, "torch", &job)
+}
+
+/// A program of this package, for machines without PyTorch.
+fn group(cluster: &Cluster) -> Result<String> {
+    let job = json!({
+        "image": "local.test/tools:1", "command": [format!("/bin/{PROGRAM}"), "tool", "train", GROUP_STEPS.to_string()],
+        "replicas": 2, "group": "shared",
+        "podTemplate": { "spec": { "containers": [{ "name": "main", "imagePullPolicy": "Never" }] } },
+    });
+    let note = loses_no_step(cluster, "members", &job)?;
+    let hints = log(cluster, &newest(cluster, "members", 1)?)?;
+    let hints: Value = serde_json::from_str(hints.lines().next().context("the program printed nothing")?)?;
+    ensure!(hints["rank"] == 1 && hints["of"] == 2 && hints["group"] == "shared", "{hints}");
+    Ok(note)
+}
+
+/// Runs a program of two pods that train in one group, and kills the second pod in the middle: the first one takes every step, and both end with
+/// the same parameters.
+fn loses_no_step(cluster: &Cluster, run: &str, job: &Value) -> Result<String> {
+    begin_job(cluster, run, job)?;
+    let first = running(cluster, run, 1, "")?;
+    let progress = until("steps of both pods", RUN, || {
+        let status = status(cluster, run)?;
+        ensure!(status["job"]["failed"].as_u64().unwrap_or_default() == 0, "a process failed: {status:#}");
+        let log = log(cluster, &first)?;
+        let mut reports = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        Ok(reports.find(|report| report["members"] == 2))
+    })?;
     cluster.kill_container(NAMESPACE, &first, "main")?;
-    running(cluster, "torch", 1, &first)?;
-    complete(cluster, "torch")?;
-    let (survivor, joined) = (result_of(cluster, 0)?, result_of(cluster, 1)?);
-    ensure!(survivor["taken"] == 300 && survivor["without_gaps"] == true, "a step is lost: {survivor}");
+    until("the exit code and the last lines of the killed pod", RUN, || {
+        let process = process_of(&status(cluster, run)?, 1);
+        let tail = process["logTail"].as_str().unwrap_or_default();
+        Ok((process["exitCode"] == 137 && tail.contains("\"loss\"")).then_some(()))
+    })?;
+    running(cluster, run, 1, &first)?;
+    let status = complete(cluster, run)?;
+    let process = process_of(&status, 1);
+    ensure!(status["job"]["succeeded"] == 2 && process["restarts"] == 1 && process["exitCode"] == 0, "{status:#}");
+    let (survivor, joined) = (result_of(cluster, run, 0)?, result_of(cluster, run, 1)?);
+    ensure!(survivor["taken"] == GROUP_STEPS && survivor["without_gaps"] == true, "a step is lost: {survivor}");
     ensure!(survivor["digest"] == joined["digest"], "the processes differ: {survivor} {joined}");
-    Ok(format!("the second pod's successor took part from step {}", joined["first"]))
+    ensure!(joined["first"].as_u64() > Some(1), "the successor did not receive the state of the group: {joined}");
+    Ok(format!("killed after step {}; its successor took part from step {}", progress["step"], joined["first"]))
+}
+
+/// A process of a run of kind `Job` by its index, from the status of the run.
+fn process_of(status: &Value, index: u64) -> Value {
+    let processes = status["job"]["processes"].as_array();
+    processes.and_then(|all| all.iter().find(|it| it["index"] == index)).cloned().unwrap_or_default()
 }
 
 fn log(cluster: &Cluster, pod: &str) -> Result<String> {
     cluster.kubectl(["logs", pod, format!("--namespace={NAMESPACE}").as_str()])
 }
 
+/// The newest pod with this index.
+fn newest(cluster: &Cluster, run: &str, index: u32) -> Result<String> {
+    let pods = pods_of(cluster, run, index)?;
+    pods.last().and_then(|pod| pod["metadata"]["name"].as_str()).map(str::to_owned).context("no pod is left")
+}
+
 /// The last line of the program that ended last with this index.
-fn result_of(cluster: &Cluster, index: u32) -> Result<Value> {
-    let pods = pods_of(cluster, "torch", index)?;
-    let name = pods.last().and_then(|pod| pod["metadata"]["name"].as_str()).context("no pod is left")?;
-    let log = log(cluster, name)?;
+fn result_of(cluster: &Cluster, run: &str, index: u32) -> Result<Value> {
+    let log = log(cluster, &newest(cluster, run, index)?)?;
     let line = log.lines().last().context("the program printed nothing")?;
     serde_json::from_str(line).with_context(|| format!("not a result: {line}"))
 }

@@ -3,8 +3,8 @@
 //! A content is one record: its state is a header, its rows are chunks. The version of the record is the number of its chunks, so an upload resumes
 //! at it, and of two writers of a chunk one wins. Chunks of large models and updates are items of a buffer, on disk; their rows name them.
 
-use super::FederatedMetrics;
-use super::items::Items;
+use crate::runs::federated::FederatedMetrics;
+use crate::runs::federated::items::Items;
 use crate::runs::record;
 use crate::shared::Shared;
 use engram_federated::job::MAX_PARAMETERS_IN_MEMORY;
@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_128;
 /// Prefix of such a record; records of runs are JSON.
 const PREFIX: &[u8] = b"federated\n";
 /// Bytes of a chunk.
-pub(super) const CHUNK_BYTES: usize = 1 << 20;
+pub(in crate::runs::federated) const CHUNK_BYTES: usize = 1 << 20;
 /// Longest wait for room or a lease, in milliseconds.
 const RETRY_MS: u64 = 100;
 
@@ -30,15 +30,15 @@ pub(in crate::runs) fn is_content(state: &[u8]) -> bool {
 
 /// Name of a content within its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) enum ContentName {
+pub(in crate::runs::federated) enum ContentName {
     /// The server of the run.
     Service,
     /// Parameters of a version.
     Model(u64),
     /// What the strategy remembers at a version.
     Aggregator(u64),
-    /// Upload of a task.
-    Update { task: u64, nonce: u64 },
+    /// Upload of a task: one, whatever the client sends.
+    Update(u64),
     /// Messages of the secure aggregation of a round.
     Masks(u64),
     /// Parameters of a version as 8-bit integers.
@@ -51,6 +51,8 @@ struct Header {
     name: ContentName,
     /// Length of the whole content.
     bytes: u64,
+    /// Of an upload, the client's name for it.
+    nonce: u64,
 }
 
 /// Row of a chunk that is an item.
@@ -69,7 +71,7 @@ impl StoredChunk {
 impl Header {
     /// Whether the chunks are items.
     const fn is_on_disk(&self) -> bool {
-        let may_be = matches!(self.name, ContentName::Model(_) | ContentName::Update { .. });
+        let may_be = matches!(self.name, ContentName::Model(_) | ContentName::Update(_));
         may_be && self.bytes > 4 * MAX_PARAMETERS_IN_MEMORY as u64
     }
 
@@ -91,19 +93,28 @@ impl Header {
 }
 
 /// A record that was read whole.
-pub(super) struct Content {
+pub(in crate::runs::federated) struct Content {
     /// Number of writes so far.
-    pub(super) version: u64,
+    pub(in crate::runs::federated) version: u64,
     /// What is attached to the header.
-    pub(super) attached: Vec<u8>,
+    pub(in crate::runs::federated) attached: Vec<u8>,
     /// The chunks.
-    pub(super) rows: Vec<Vec<u8>>,
+    pub(in crate::runs::federated) rows: Vec<Vec<u8>>,
     /// Length of the whole content.
-    pub(super) bytes: u64,
+    pub(in crate::runs::federated) bytes: u64,
+}
+
+/// An upload in progress, or a complete one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::runs::federated) struct Upload {
+    /// The client's name for it.
+    pub(in crate::runs::federated) nonce: u64,
+    /// Number of chunks that are stored.
+    pub(in crate::runs::federated) chunks: u64,
 }
 
 /// Result of a write that may lose against another one.
-pub(super) enum Written {
+pub(in crate::runs::federated) enum Written {
     Done,
     /// Another writer was first.
     Conflict,
@@ -113,7 +124,7 @@ pub(super) enum Written {
 
 /// The contents of one run.
 #[derive(Clone)]
-pub(super) struct Contents {
+pub(in crate::runs::federated) struct Contents {
     shared: Arc<Shared>,
     partition: PartitionId,
     owner: RunId,
@@ -122,18 +133,18 @@ pub(super) struct Contents {
 
 impl Contents {
     /// Returns the contents of the run with this record and identity.
-    pub(super) fn new(shared: &Arc<Shared>, run: RunId, identity: RunId) -> Self {
+    pub(in crate::runs::federated) fn new(shared: &Arc<Shared>, run: RunId, identity: RunId) -> Self {
         let partition = crate::runs::partition(shared, run);
         let items = Items::new(shared, partition, identity);
         Self { shared: Arc::clone(shared), partition, owner: identity, items }
     }
 
     /// The chunks that are on disk.
-    pub(super) const fn items(&self) -> &Items {
+    pub(in crate::runs::federated) const fn items(&self) -> &Items {
         &self.items
     }
 
-    pub(super) fn metrics(&self) -> &FederatedMetrics {
+    pub(in crate::runs::federated) fn metrics(&self) -> &FederatedMetrics {
         &self.shared.metrics.federated
     }
 
@@ -143,7 +154,7 @@ impl Contents {
     }
 
     fn header(&self, name: ContentName, bytes: u64) -> Header {
-        Header { owner: self.owner.0, name, bytes }
+        Header { owner: self.owner.0, name, bytes, nonce: 0 }
     }
 
     async fn write(&self, command: Command) -> Result<Written, Problem> {
@@ -156,7 +167,7 @@ impl Contents {
     }
 
     /// Reads a content; `None` if there is none.
-    pub(super) async fn load(&self, name: ContentName) -> Result<Option<Content>, Problem> {
+    pub(in crate::runs::federated) async fn load(&self, name: ContentName) -> Result<Option<Content>, Problem> {
         let Some(entry) = record::load(&self.shared, self.partition, self.id(name)).await? else { return Ok(None) };
         let Some((header, attached)) = Header::decode(&entry.state) else { return Ok(None) };
         let (version, attached) = (entry.version, attached.to_vec());
@@ -164,7 +175,7 @@ impl Contents {
     }
 
     /// Reads a content in memory that is complete; `None` if it is absent or a part is missing.
-    pub(super) async fn get(&self, name: ContentName) -> Result<Option<Vec<u8>>, Problem> {
+    pub(in crate::runs::federated) async fn get(&self, name: ContentName) -> Result<Option<Vec<u8>>, Problem> {
         let content = self.load(name).await?;
         Ok(content.and_then(|content| {
             let whole = content.rows.concat();
@@ -172,8 +183,8 @@ impl Contents {
         }))
     }
 
-    /// Reads a part of a content, and the length of the whole; `None` if it is absent or incomplete.
-    pub(super) async fn part(
+    /// Reads a part of a content, and the length of the whole; `None` if it is absent or incomplete. A part after the end is empty.
+    pub(in crate::runs::federated) async fn part(
         &self,
         name: ContentName,
         offset: u64,
@@ -184,11 +195,11 @@ impl Contents {
         let mut at = offset;
         loop {
             let Some((chunk, whole)) = self.chunk(name, at / size).await? else { return Ok(None) };
-            let end = (offset + bytes as u64).min(whole);
+            let end = offset.saturating_add(bytes as u64).min(whole);
             let from = (at % size) as usize;
             let until = ((end.saturating_sub(at - at % size)) as usize).min(chunk.len());
             part.extend_from_slice(chunk.get(from..until).unwrap_or_default());
-            at = at - at % size + size;
+            at = (at - at % size).saturating_add(size);
             if at >= end {
                 return Ok(Some((part, whole)));
             }
@@ -196,7 +207,11 @@ impl Contents {
     }
 
     /// Reads a chunk of a complete content, and the length of the whole; a chunk after the last is empty.
-    pub(super) async fn chunk(&self, name: ContentName, index: u64) -> Result<Option<(Vec<u8>, u64)>, Problem> {
+    pub(in crate::runs::federated) async fn chunk(
+        &self,
+        name: ContentName,
+        index: u64,
+    ) -> Result<Option<(Vec<u8>, u64)>, Problem> {
         let (partition, id) = (self.partition, self.id(name));
         let read = move |partitions: &mut engram_store::Partitions| {
             let entry = partitions.ledger(partition)?.runs.get(id)?;
@@ -214,7 +229,10 @@ impl Contents {
     }
 
     /// Returns the digests of the chunks of a complete content on disk.
-    pub(super) async fn chunk_digests(&self, name: ContentName) -> Result<Option<Vec<Digest>>, Problem> {
+    pub(in crate::runs::federated) async fn chunk_digests(
+        &self,
+        name: ContentName,
+    ) -> Result<Option<Vec<Digest>>, Problem> {
         let (partition, id) = (self.partition, self.id(name));
         let read = move |partitions: &mut engram_store::Partitions| {
             let entry = partitions.ledger(partition)?.runs.get(id)?;
@@ -227,7 +245,7 @@ impl Contents {
     }
 
     /// Number of chunks that are stored.
-    pub(super) async fn chunks(&self, name: ContentName) -> Result<u64, Problem> {
+    pub(in crate::runs::federated) async fn chunks(&self, name: ContentName) -> Result<u64, Problem> {
         let (partition, id) = (self.partition, self.id(name));
         let read = move |partitions: &mut engram_store::Partitions| {
             let entry = partitions.ledger(partition).and_then(|ledger| ledger.runs.get(id));
@@ -236,17 +254,42 @@ impl Contents {
         self.shared.engine.read_leased(vec![partition], read).await
     }
 
+    /// Returns the upload of a task, if it has begun.
+    pub(in crate::runs::federated) async fn upload(&self, task: u64) -> Result<Option<Upload>, Problem> {
+        let (partition, id) = (self.partition, self.id(ContentName::Update(task)));
+        let read = move |partitions: &mut engram_store::Partitions| {
+            let entry = partitions.ledger(partition)?.runs.get(id)?;
+            let (header, _) = Header::decode(&entry.state)?;
+            Some(Upload { nonce: header.nonce, chunks: entry.rows.len() as u64 })
+        };
+        self.shared.engine.read_leased(vec![partition], read).await
+    }
+
+    /// Adds chunk `index` of an update of `bytes` bytes. Of two uploads of a task the one whose first chunk is stored first remains.
+    pub(in crate::runs::federated) async fn append_update(
+        &self,
+        (task, nonce): (u64, u64),
+        bytes: u64,
+        index: u64,
+        chunk: &[u8],
+    ) -> Result<Written, Problem> {
+        self.append_to(Header { nonce, ..self.header(ContentName::Update(task), bytes) }, index, chunk).await
+    }
+
     /// Adds chunk `index` of a content of `bytes` bytes.
-    pub(super) async fn append(
+    pub(in crate::runs::federated) async fn append(
         &self,
         name: ContentName,
         bytes: u64,
         index: u64,
         chunk: &[u8],
     ) -> Result<Written, Problem> {
-        let header = self.header(name, bytes);
+        self.append_to(self.header(name, bytes), index, chunk).await
+    }
+
+    async fn append_to(&self, header: Header, index: u64, chunk: &[u8]) -> Result<Written, Problem> {
         let state = header.encode(&[]);
-        let run = self.id(name);
+        let run = self.id(header.name);
         if !header.is_on_disk() {
             let row = Some(chunk.to_vec());
             return self.write(Command::RunRecord { run, expected: index, state, row }).await;
@@ -262,7 +305,7 @@ impl Contents {
     }
 
     /// Writes a whole content, in place of what there is.
-    pub(super) async fn put(&self, name: ContentName, content: &[u8]) -> Result<Written, Problem> {
+    pub(in crate::runs::federated) async fn put(&self, name: ContentName, content: &[u8]) -> Result<Written, Problem> {
         self.remove(&[name]).await?;
         for (index, chunk) in content.chunks(CHUNK_BYTES).enumerate() {
             match self.append(name, content.len() as u64, index as u64, chunk).await? {
@@ -274,7 +317,7 @@ impl Contents {
     }
 
     /// Writes what is attached to a content, and adds a row if there is one, if it has had `expected` writes.
-    pub(super) async fn attach(
+    pub(in crate::runs::federated) async fn attach(
         &self,
         name: ContentName,
         expected: u64,
@@ -286,7 +329,7 @@ impl Contents {
     }
 
     /// Names all contents of the run.
-    pub(super) async fn names(&self) -> Result<Vec<ContentName>, Problem> {
+    pub(in crate::runs::federated) async fn names(&self) -> Result<Vec<ContentName>, Problem> {
         let (partition, owner) = (self.partition, self.owner.0);
         let read = move |partitions: &mut engram_store::Partitions| {
             let runs = partitions.ledger(partition).into_iter().flat_map(|ledger| ledger.runs.iter());
@@ -297,7 +340,7 @@ impl Contents {
     }
 
     /// Removes contents; those that are absent are left out.
-    pub(super) async fn remove(&self, names: &[ContentName]) -> Result<(), Problem> {
+    pub(in crate::runs::federated) async fn remove(&self, names: &[ContentName]) -> Result<(), Problem> {
         let command = |name: &ContentName| (self.partition, Record::bare(Command::RunRemove { run: self.id(*name) }));
         let commands: Vec<_> = names.iter().map(command).collect();
         if commands.is_empty() {
@@ -326,7 +369,7 @@ impl Contents {
     }
 
     /// Removes the items that no content names: their writers died.
-    pub(super) async fn remove_orphans(&self) -> Result<(), Problem> {
+    pub(in crate::runs::federated) async fn remove_orphans(&self) -> Result<(), Problem> {
         let old = self.items.old().await?;
         if old.is_empty() {
             return Ok(());
@@ -337,15 +380,15 @@ impl Contents {
     }
 
     /// Removes the contents that `is_kept` does not name.
-    pub(super) async fn sweep(&self, is_kept: impl Fn(ContentName) -> bool) -> Result<(), Problem> {
+    pub(in crate::runs::federated) async fn sweep(&self, is_kept: impl Fn(ContentName) -> bool) -> Result<(), Problem> {
         let surplus: Vec<ContentName> = self.names().await?.into_iter().filter(|name| !is_kept(*name)).collect();
         self.remove(&surplus).await
     }
 }
 
-/// Shows a digest.
-pub(super) fn hexadecimal(digest: &Digest) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+/// Shows a digest or a signature.
+pub(in crate::runs::federated) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -354,11 +397,12 @@ mod tests {
 
     #[test]
     fn headers_differ_from_records_of_runs() {
-        let header = Header { owner: 7, name: ContentName::Update { task: 3, nonce: u64::MAX }, bytes: 9 };
+        let header = Header { owner: 7, name: ContentName::Update(3), bytes: 9, nonce: u64::MAX };
         let state = header.encode(b"attached");
         assert!(is_content(&state) && !is_content(b"{}"));
         let (decoded, attached) = Header::decode(&state).unwrap();
         assert_eq!((decoded.owner, decoded.name, decoded.bytes, attached), (7, header.name, 9, &b"attached"[..]));
+        assert_eq!(decoded.nonce, u64::MAX);
         assert!(Header::decode(&state[..12]).is_none());
     }
 }

@@ -3,14 +3,17 @@
 mod aggregate;
 mod correction;
 
-use super::blobs::{ContentName, Contents, hexadecimal};
-use super::masks::Masks;
-use super::versions::Memory;
-use super::{Caller, Interruption, Request, Submission, done, failed, now_millis, patiently};
+use crate::runs::federated::blobs::{ContentName, Contents};
+use crate::runs::federated::masks::{Exchange, Masks};
+use crate::runs::federated::versions::Memory;
+use crate::runs::federated::{
+    Caller, Interruption, PublishedModel, Request, Submission, done, failed, now_millis, patiently,
+};
 use engram_api::Code;
 use engram_federated::job::Job;
+use engram_federated::model::ClientId;
 use engram_federated::model_signature::{model_key, sign_model};
-use engram_federated::round::{Action, Batch, Digest, Event, Outcome, Refusal, Task};
+use engram_federated::round::{Action, Batch, Event, Outcome, Refusal, Task};
 use engram_federated::service::{Denial, Report, Service};
 use engram_learn::run::Order;
 use engram_proto::v1;
@@ -28,19 +31,17 @@ struct Waiter {
 }
 
 /// A batch that became a version.
-pub(super) struct Step {
+pub(in crate::runs::federated) struct Step {
     /// Client, samples and loss of each update.
-    pub(super) updates: Vec<(String, Report)>,
+    pub(in crate::runs::federated) updates: Vec<(String, Report)>,
     /// Leases that ended without an update since the version before.
-    pub(super) missing: u32,
-    /// SHA-256 of the model.
-    pub(super) model: Digest,
+    pub(in crate::runs::federated) missing: u32,
     /// Time that the aggregation took.
-    pub(super) seconds: f64,
+    pub(in crate::runs::federated) seconds: f64,
 }
 
-/// State of a driver.
-pub(super) struct Core {
+/// State of a driver: what one write of the record covers, and what waits for it, therefore more than a dozen fields.
+pub(in crate::runs::federated) struct Core {
     job: Job,
     contents: Contents,
     service: Service,
@@ -54,14 +55,20 @@ pub(super) struct Core {
     batches: VecDeque<Batch>,
     /// Leases that ended without an update since the last version.
     missing: u32,
-    aborted: u64,
     masks: Masks,
     opened: Vec<Task>,
+    /// Tasks below this number were in a state that was written, or will be.
+    first_unwritten_task: u64,
+    /// Contents may be unused: a task, an update or a round ended without a version.
+    is_sweep_due: bool,
+    published: PublishedModel,
+    /// Number of charges of the budget, and epsilon after them.
+    spent: Option<(u64, f64)>,
 }
 
 impl Core {
     /// Reads the records of the run, or creates them.
-    pub(super) async fn open(
+    pub(in crate::runs::federated) async fn open(
         job: Job,
         contents: Contents,
         orders: &watch::Receiver<Order>,
@@ -103,14 +110,20 @@ impl Core {
             replies: Vec::new(),
             batches: VecDeque::new(),
             missing: 0,
-            aborted: 0,
             masks,
             opened: Vec::new(),
+            first_unwritten_task: 0,
+            is_sweep_due: false,
+            published: PublishedModel::default(),
+            spent: None,
         };
+        core.publish();
         core.sweep().await?;
-        let resumed = core.service.rounds().resume();
-        core.apply(resumed);
-        core.finish_masks();
+        core.charging(|core| {
+            let resumed = core.service.rounds().resume();
+            core.apply(resumed);
+            core.finish_masks();
+        });
         core.write_state().await?;
         Ok(core)
     }
@@ -122,36 +135,64 @@ impl Core {
         Service::new(job, rand::random(), model).map_err(invalid)
     }
 
-    pub(super) const fn job(&self) -> &Job {
+    pub(in crate::runs::federated) const fn job(&self) -> &Job {
         &self.job
     }
 
-    pub(super) const fn service(&self) -> &Service {
+    pub(in crate::runs::federated) const fn service(&self) -> &Service {
         &self.service
     }
 
-    /// Key by which the models are signed, in hexadecimal digits.
-    pub(super) fn model_key(&self) -> String {
-        hexadecimal(&model_key(self.service.seed()))
+    /// The newest model, as a reader checks it.
+    pub(in crate::runs::federated) const fn published(&self) -> &PublishedModel {
+        &self.published
+    }
+
+    /// Signs the newest model.
+    fn publish(&mut self) {
+        let (seed, rounds) = (self.service.seed(), self.service.rounds());
+        // That of a task is of the 8-bit model then.
+        let exact = self.memory.exact_digest().filter(|_| self.job.is_quantized());
+        let digest = exact.unwrap_or_else(|| rounds.model());
+        let signature = sign_model(seed, &self.job.rounds.run, rounds.version(), &digest);
+        let (version, key) = (rounds.version(), model_key(seed).to_vec());
+        self.published = PublishedModel { version, digest: digest.to_vec(), key, signature };
+    }
+
+    /// Epsilon that was spent; `None` without privacy.
+    pub(in crate::runs::federated) fn epsilon(&self) -> Option<f64> {
+        self.spent.map(|(_, epsilon)| epsilon)
+    }
+
+    /// Executes what may start a round. With privacy it is charged by transforms over up to two million cells, during which other tasks go on.
+    fn charging<T>(&mut self, step: impl FnOnce(&mut Self) -> T) -> T {
+        if self.job.privacy.is_none() {
+            return step(self);
+        }
+        tokio::task::block_in_place(|| {
+            let result = step(self);
+            if let Some(budget) = self.service.rounds().budget()
+                && self.spent.is_none_or(|(steps, _)| steps != budget.steps())
+            {
+                self.spent = Some((budget.steps(), budget.spent().epsilon));
+            }
+            result
+        })
     }
 
     /// The clipping norm of the next aggregation.
-    pub(super) fn clip(&self) -> Option<f64> {
+    pub(in crate::runs::federated) fn clip(&self) -> Option<f64> {
         let privacy = self.job.privacy?;
         Some(self.memory.adaptive_clip().map_or(privacy.clip, |clip| clip.norm))
     }
 
-    pub(super) const fn aborted(&self) -> u64 {
-        self.aborted
-    }
-
     /// How the run ended, once nothing is left to aggregate.
-    pub(super) fn outcome(&self) -> Option<Outcome> {
+    pub(in crate::runs::federated) fn outcome(&self) -> Option<Outcome> {
         self.service.rounds().outcome().filter(|_| self.batches.is_empty())
     }
 
     /// Time until a deadline of the rounds, of the masks, or of a wait.
-    pub(super) fn time_to_deadline(&self) -> Duration {
+    pub(in crate::runs::federated) fn time_to_deadline(&self) -> Duration {
         if !self.batches.is_empty() {
             return Duration::ZERO;
         }
@@ -162,16 +203,18 @@ impl Core {
     }
 
     /// Handles requests and deadlines. Answers wait for [`Self::write_state`].
-    pub(super) fn handle(&mut self, requests: Vec<Request>) {
-        for request in requests {
-            self.request(request);
-        }
-        let now = now_millis();
-        self.masks.end_late_stage(now);
-        self.finish_masks();
-        let actions = self.service.step(Event::Tick, now);
-        self.apply(actions);
-        self.end_late_waits(now);
+    pub(in crate::runs::federated) fn handle(&mut self, requests: Vec<Request>) {
+        self.charging(|core| {
+            for request in requests {
+                core.request(request);
+            }
+            let now = now_millis();
+            core.masks.end_late_stages(now);
+            core.finish_masks();
+            let actions = core.service.step(Event::Tick, now);
+            core.apply(actions);
+            core.end_late_waits(now);
+        });
     }
 
     fn request(&mut self, request: Request) {
@@ -200,32 +243,45 @@ impl Core {
                 });
                 self.later(reply, answer.map_err(Denial::from));
             }
+            Request::Publish { reply } => self.later(reply, Ok(self.published.clone())),
             Request::Correction { caller, version, offset, bytes, reply } => {
                 let answer = self.correction_part(&caller, version, offset, bytes);
                 self.later(reply, answer);
             }
             Request::GiveUp { caller, task, reply } => {
-                let answer = self.service.authenticate(&caller.client, &caller.secret).map(|client| {
-                    let actions = self.service.step(Event::GiveUp { client, task }, now_millis());
-                    self.apply(actions);
-                });
+                let answer = self.service.authenticate(&caller.client, &caller.secret);
+                let answer = answer.map(|client| self.end_task(client, task));
                 self.later(reply, answer);
             }
             Request::Exchange { caller, message, reply } => {
                 match self.service.authenticate(&caller.client, &caller.secret) {
                     Ok(client)
                         if !self.masks.knows(client, message.task)
-                            && self.service.rounds().receipt(message.task) == Some(client) =>
+                            && self.service.rounds().has_receipt(client, message.task) =>
                     {
                         let answer =
                             v1::ExchangeMasksResponse { complete: true, ..v1::ExchangeMasksResponse::default() };
                         self.later(reply, Ok(answer));
                     }
-                    Ok(client) => self.masks.exchange(client, &message, reply, now_millis()),
+                    Ok(client) => {
+                        if self.masks.exchange(client, &message, reply, now_millis()) == Exchange::TaskLost {
+                            // Otherwise the next check-in would return the task, to be refused again.
+                            self.end_task(client, message.task);
+                        }
+                    }
                     Err(denial) => self.later(reply, Err(denial)),
                 }
             }
         }
+    }
+
+    /// Ends a task without an update. One whose masked update was received ends with its round: the update is in the sum.
+    fn end_task(&mut self, client: ClientId, task: u64) {
+        if self.masks.has_input(client, task) {
+            return;
+        }
+        let actions = self.service.step(Event::GiveUp { client, task }, now_millis());
+        self.apply(actions);
     }
 
     fn later<T: Send + Sync + 'static>(&mut self, reply: oneshot::Sender<T>, answer: T) {
@@ -267,9 +323,9 @@ impl Core {
             let text = "masked updates, by ExchangeMasks: the run aggregates securely";
             return Err(engram_federated::error::InvalidInput::new("update", "not masked", text).into());
         }
-        let Submission { task, nonce, digest, samples, loss, rate_sum, .. } = submission;
+        let Submission { task, digest, samples, loss, rate_sum, .. } = submission;
         let rate_sum = self.required_rate_sum(rate_sum)?;
-        let report = Report { nonce, samples, loss, rate_sum };
+        let report = Report { samples, loss, rate_sum };
         let run = self.job.rounds.run.clone();
         let actions = self.service.commit(&run, (client, task, digest), report, now)?;
         let mut answer = Err(Denial::Round(Refusal::LeaseExpired));
@@ -296,7 +352,9 @@ impl Core {
         for action in actions {
             match action {
                 Action::Assign(task) => {
-                    self.is_changed = true;
+                    // A client that checks in again with its task changes nothing.
+                    self.is_changed |= task.number >= self.first_unwritten_task;
+                    self.first_unwritten_task = self.first_unwritten_task.max(task.number + 1);
                     self.opened.push(task);
                 }
                 Action::Wait(_) => {}
@@ -307,18 +365,17 @@ impl Core {
                 }
                 Action::Acknowledge { repeated, .. } => self.is_changed |= !repeated,
                 Action::Revoke { .. } => {
-                    self.is_changed = true;
+                    (self.is_changed, self.is_sweep_due) = (true, true);
                     self.contents.metrics().task_missed(&self.job.rounds.run);
                     self.missing += 1;
                 }
-                Action::Discard(_) => self.is_changed = true,
+                Action::Discard(_) => (self.is_changed, self.is_sweep_due) = (true, true),
                 Action::Aggregate(batch) => {
                     self.is_changed = true;
                     self.batches.push_back(batch);
                 }
                 Action::Abort { round, updates } => {
-                    self.is_changed = true;
-                    self.aborted += 1;
+                    (self.is_changed, self.is_sweep_due) = (true, true);
                     self.contents.metrics().round_aborted(&self.job.rounds.run);
                     tracing::warn!(
                         run = self.job.rounds.run,
@@ -342,7 +399,7 @@ impl Core {
         for task in tasks {
             let cohort = match self.masks.settings_for(&self.job, task) {
                 Ok(cohort) => cohort,
-                // The round began without this client: it has no part in it.
+                // The client waits for the next round.
                 Err(()) => continue,
             };
             if let Some(waiter) = self.waiters.remove(&task.client) {
@@ -395,7 +452,7 @@ impl Core {
     }
 
     /// Answers all clients that wait: the run has ended.
-    pub(super) fn end_waits(&mut self) {
+    pub(in crate::runs::federated) fn end_waits(&mut self) {
         for (_, waiter) in std::mem::take(&mut self.waiters) {
             self.later(waiter.reply, Err(Refusal::Ended.into()));
         }
@@ -403,7 +460,7 @@ impl Core {
     }
 
     /// Writes what changed. Nothing that depends on it was answered before.
-    pub(super) async fn write_state(&mut self) -> Result<(), Interruption> {
+    pub(in crate::runs::federated) async fn write_state(&mut self) -> Result<(), Interruption> {
         self.masks.write_messages(&self.contents).await?;
         if !std::mem::take(&mut self.is_changed) {
             return Ok(());
@@ -419,24 +476,27 @@ impl Core {
     }
 
     /// Sends the answers.
-    pub(super) fn send_answers(&mut self) {
+    pub(in crate::runs::federated) fn send_answers(&mut self) {
         self.replies.drain(..).for_each(|reply| reply());
         self.masks.send_messages();
     }
 
-    /// Ends the round whose masked sum is known, or cannot become known.
+    /// Ends the rounds whose masked sums are known, or cannot become known.
     fn finish_masks(&mut self) {
-        let Some(end) = self.masks.take_end() else { return };
         let (run, now) = (self.job.rounds.run.clone(), now_millis());
-        for (client, task, content, loss) in end {
-            let report = Report { nonce: 0, samples: 1, loss, rate_sum: None };
-            match self.service.commit(&run, (client, task, content), report, now) {
-                Ok(actions) => self.apply(actions),
-                Err(error) => tracing::warn!(run, %error, "failed to count a masked update"),
-            }
+        for (round, updates) in self.masks.take_ended() {
+            let actions = self.service.end_aggregation(&run, round, &updates, now);
+            self.apply(actions);
         }
-        let actions = self.service.step(Event::CloseRound, now);
-        self.apply(actions);
+    }
+
+    /// Removes what tasks and rounds left that ended without a version, once the record says so.
+    pub(in crate::runs::federated) async fn sweep_unused(&mut self) -> Result<(), Interruption> {
+        if !std::mem::take(&mut self.is_sweep_due) {
+            return Ok(());
+        }
+        self.masks.retain(&self.service.rounds().open_rounds());
+        self.sweep().await
     }
 
     /// Removes contents that are not used any more.
@@ -445,13 +505,12 @@ impl Core {
         let (version, versions) = (rounds.version(), rounds.versions_in_use());
         let tasks: std::collections::BTreeSet<u64> =
             rounds.kept_tasks().chain(rounds.tasks().map(|task| task.number)).collect();
-        let masks = self.masks.round();
         let is_kept = |name: ContentName| match name {
             ContentName::Service => true,
             ContentName::Model(it) | ContentName::Quantized(it) => versions.contains(&it) || it > version,
             ContentName::Aggregator(it) => it >= version,
-            ContentName::Update { task, .. } => tasks.contains(&task),
-            ContentName::Masks(round) => Some(round) == masks,
+            ContentName::Update(task) => tasks.contains(&task),
+            ContentName::Masks(round) => self.masks.has(round),
         };
         patiently(|| self.contents.sweep(is_kept)).await
     }

@@ -1,7 +1,7 @@
 //! `FederatedService`: the client listener forwards calls of runs that another worker drives, the peer listener rejects them.
 
-use super::blobs::{CHUNK_BYTES, ContentName, Contents, Written};
-use super::{Caller, Request as Order, Submission};
+use crate::runs::federated::blobs::{CHUNK_BYTES, ContentName, Contents, Upload, Written};
+use crate::runs::federated::{Caller, PublishedModel, Request as Order, Submission};
 use crate::runs::record;
 use crate::service::Plane;
 use crate::shared::Shared;
@@ -81,7 +81,7 @@ impl FederatedEndpoint {
         if !engram_api::is_name(name) {
             return Err(invalid(format!("run: {name:?} is not allowed; allowed: the name of a run")));
         }
-        let run = RunState::run_id(self.shared.options.cluster, name);
+        let run = RunState::run_id(self.shared.setup.options.cluster, name);
         let partition = crate::runs::partition(&self.shared, run);
         match (self.shared.engine.position(partition).is_some(), self.plane) {
             (true, _) => Ok(Route::Here(run)),
@@ -168,34 +168,82 @@ impl FederatedEndpoint {
         request: v1::GetModelPartRequest,
     ) -> Result<v1::GetModelPartResponse, Problem> {
         let recorded = self.recorded(run).await?;
-        let newest = recorded.state.federated.as_ref().map_or(0, |federated| federated.version);
-        let version = if request.version == u64::MAX { newest } else { request.version };
-        let bytes = request.bytes as usize;
-        if !(1..=CHUNK_BYTES).contains(&bytes) {
-            return Err(invalid(format!("bytes: {bytes} is not allowed; allowed: 1 to {CHUNK_BYTES}")));
-        }
+        let bytes = part_bytes(request.bytes)?;
         if request.correction {
             return self.local_correction(run, &recorded, request).await;
         }
+        let version = request.version;
         let name = match request.encoding() {
             v1::ModelEncoding::Unspecified => ContentName::Model(version),
             v1::ModelEncoding::Int8 => ContentName::Quantized(version),
         };
+        let owner = caller(request.caller);
+        let refused =
+            |refusal| v1::GetModelPartResponse { refusal: Some(refusal), ..v1::GetModelPartResponse::default() };
+        if let Err(denial) = self.ask(run, |reply| Order::Admit { caller: owner, task: None, reply }).await? {
+            return Ok(refused(refusal(&denial)));
+        }
         let part = recorded.contents.part(name, request.offset, bytes).await?;
         Ok(match part {
             Some((content, model_bytes)) => {
                 self.shared.metrics.federated.sent(&recorded.state.name, content.len());
                 v1::GetModelPartResponse { content: content.into(), model_bytes, refusal: None }
             }
-            None => v1::GetModelPartResponse {
-                refusal: Some(FederatedRefusal {
-                    reason: FederatedRefusalReason::Stale.into(),
-                    message: format!(
-                        "version {version} of the model is not kept any more, or does not exist; allowed: that of a task"
-                    ),
-                }),
-                ..v1::GetModelPartResponse::default()
-            },
+            None => refused(not_kept(version, "that of a task")),
+        })
+    }
+
+    /// Reads a part of a version of the model for an account that may read the cluster, during the run and after it.
+    async fn local_published(
+        &self,
+        run: RunId,
+        request: v1::GetPublishedModelRequest,
+    ) -> Result<v1::GetPublishedModelResponse, Problem> {
+        let recorded = self.recorded(run).await?;
+        let bytes = part_bytes(request.bytes)?;
+        let published = match request.version {
+            None => Some(self.published(run, &recorded.state).await?),
+            Some(_) => None,
+        };
+        let version = published.as_ref().map(|model| model.version).or(request.version).unwrap_or_default();
+        let part = recorded.contents.part(ContentName::Model(version), request.offset, bytes).await?;
+        let Some((content, model_bytes)) = part else {
+            let refusal = Some(not_kept(version, "the newest one"));
+            return Ok(v1::GetPublishedModelResponse { refusal, ..v1::GetPublishedModelResponse::default() });
+        };
+        self.shared.metrics.federated.sent(&recorded.state.name, content.len());
+        let PublishedModel { digest, key, signature, .. } = published.unwrap_or_default();
+        Ok(v1::GetPublishedModelResponse {
+            content: content.into(),
+            model_bytes,
+            version,
+            model_digest: digest.into(),
+            model_key: key.into(),
+            model_signature: signature.into(),
+            refusal: None,
+        })
+    }
+
+    /// Returns what is known of the newest model: by the driver of the run, or by its record if it has none.
+    async fn published(&self, run: RunId, state: &RunState) -> Result<PublishedModel, Problem> {
+        if !state.phase.is_final() && !state.suspended {
+            let answer = self.ask(run, |reply| Order::Publish { reply }).await?;
+            // The run has ended in the meantime: its record is read again.
+            return answer.map_err(|denial| {
+                Problem::of(ProblemKind::Unavailable, denial.to_string()).retry_after(NO_DRIVER_RETRY_MS)
+            });
+        }
+        let federated = state.federated.clone().unwrap_or_default();
+        let bytes = |digits: &str| {
+            let pairs =
+                digits.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+            pairs.collect::<Option<Vec<u8>>>().unwrap_or_default()
+        };
+        Ok(PublishedModel {
+            version: federated.version,
+            digest: bytes(&federated.model),
+            key: bytes(&federated.model_key),
+            signature: bytes(&federated.signature),
         })
     }
 
@@ -238,8 +286,12 @@ impl FederatedEndpoint {
         if request.update_bytes != expected {
             return Ok(fault("update_bytes", request.update_bytes.to_string(), expected.to_string()));
         }
-        let name = ContentName::Update { task: request.task, nonce: request.nonce };
-        let next = recorded.contents.chunks(name).await?;
+        let (task, nonce) = (request.task, request.nonce);
+        let next = match recorded.contents.upload(task).await? {
+            None => 0,
+            Some(upload) if upload.nonce == nonce => upload.chunks,
+            Some(_) => return Ok(other_upload()),
+        };
         let index = u64::from(request.index);
         if request.content.is_empty() || index < next {
             return Ok(v1::UploadChunkResponse { next: next as u32, refusal: None });
@@ -262,15 +314,17 @@ impl FederatedEndpoint {
         {
             return Ok(refused(&error.into()));
         }
-        match recorded.contents.append(name, expected, index, &request.content).await? {
+        match recorded.contents.append_update((task, nonce), expected, index, &request.content).await? {
             Written::Done => {
                 self.shared.metrics.federated.received(&recorded.state.name, request.content.len());
                 Ok(v1::UploadChunkResponse { next: (index + 1) as u32, refusal: None })
             }
-            Written::Conflict => {
-                let next = recorded.contents.chunks(name).await?;
-                Ok(v1::UploadChunkResponse { next: next as u32, refusal: None })
-            }
+            Written::Conflict => match recorded.contents.upload(task).await? {
+                Some(upload) if upload.nonce != nonce => Ok(other_upload()),
+                Some(upload) => Ok(v1::UploadChunkResponse { next: upload.chunks as u32, refusal: None }),
+                // The task has ended in the meantime.
+                None => Ok(refused(&Refusal::LeaseExpired.into())),
+            },
             Written::Full => Ok(refused(&Refusal::Busy.into())),
         }
     }
@@ -288,22 +342,46 @@ impl FederatedEndpoint {
             return Ok(refused(&denial));
         }
         let v1::CommitUpdateRequest { task, nonce, samples, loss, rate_sum, .. } = request;
-        let name = ContentName::Update { task, nonce };
-        let fault = update_fault(&recorded.contents, name, parameters(&recorded.state)?, digest).await?;
-        let submission = Submission { task, nonce, digest, samples, loss, rate_sum, fault };
+        let fault = update_fault(&recorded.contents, (task, nonce), parameters(&recorded.state)?, digest).await?;
+        let submission = Submission { task, digest, samples, loss, rate_sum, fault };
         let answer = self.ask(run, |reply| Order::Commit { caller: owner(), submission, reply }).await?;
         Ok(answer.unwrap_or_else(|denial| refused(&denial)))
     }
 }
 
+/// Checks the length of a part that a client asks for.
+fn part_bytes(bytes: u32) -> Result<usize, Problem> {
+    let bytes = bytes as usize;
+    if (1..=CHUNK_BYTES).contains(&bytes) {
+        return Ok(bytes);
+    }
+    Err(invalid(format!("bytes: {bytes} is not allowed; allowed: 1 to {CHUNK_BYTES}")))
+}
+
+fn not_kept(version: u64, allowed: &str) -> FederatedRefusal {
+    let message = format!("version {version} of the model is not kept any more, or does not exist; allowed: {allowed}");
+    FederatedRefusal { reason: FederatedRefusalReason::Stale.into(), message }
+}
+
+/// Refuses a second upload of a task: each would be a record of the partition, which other runs share.
+fn other_upload() -> v1::UploadChunkResponse {
+    let message = "another upload of this task has begun: continue it, or give the task up".to_owned();
+    let refusal = FederatedRefusal { reason: FederatedRefusalReason::Conflict.into(), message };
+    v1::UploadChunkResponse { next: 0, refusal: Some(refusal) }
+}
+
 /// Returns why an uploaded content is no update; nothing if it is one.
 async fn update_fault(
     contents: &Contents,
-    name: ContentName,
+    (task, nonce): (u64, u64),
     parameters: usize,
     digest: Digest,
 ) -> Result<Option<String>, Problem> {
     let incomplete = || Some("not uploaded completely".to_owned());
+    if !matches!(contents.upload(task).await?, Some(Upload { nonce: stored, .. }) if stored == nonce) {
+        return Ok(incomplete());
+    }
+    let name = ContentName::Update(task);
     if parameters > MAX_PARAMETERS_IN_MEMORY {
         return Ok(match contents.chunk_digests(name).await? {
             None => incomplete(),
@@ -342,7 +420,7 @@ impl FederatedService for FederatedEndpoint {
         match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
             Route::Here(run) => response_of(self.local_check_in(run, request).await),
             Route::Elsewhere => {
-                self.shared.peers.federated_check_in(request).await.map(Response::new).map_err(client_status)
+                self.shared.client.federated_check_in(request).await.map(Response::new).map_err(client_status)
             }
         }
     }
@@ -355,7 +433,20 @@ impl FederatedService for FederatedEndpoint {
         match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
             Route::Here(run) => response_of(self.local_part(run, request).await),
             Route::Elsewhere => {
-                self.shared.peers.federated_model_part(request).await.map(Response::new).map_err(client_status)
+                self.shared.client.federated_model_part(request).await.map(Response::new).map_err(client_status)
+            }
+        }
+    }
+
+    async fn get_published_model(
+        &self,
+        request: Request<v1::GetPublishedModelRequest>,
+    ) -> Result<Response<v1::GetPublishedModelResponse>, Status> {
+        let request = request.into_inner();
+        match self.route_of(&request.run).map_err(Problem::into_status)? {
+            Route::Here(run) => response_of(self.local_published(run, request).await),
+            Route::Elsewhere => {
+                self.shared.client.federated_published(request).await.map(Response::new).map_err(client_status)
             }
         }
     }
@@ -368,7 +459,7 @@ impl FederatedService for FederatedEndpoint {
         match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
             Route::Here(run) => response_of(self.local_chunk(run, request).await),
             Route::Elsewhere => {
-                self.shared.peers.federated_upload_chunk(request).await.map(Response::new).map_err(client_status)
+                self.shared.client.federated_upload_chunk(request).await.map(Response::new).map_err(client_status)
             }
         }
     }
@@ -381,7 +472,7 @@ impl FederatedService for FederatedEndpoint {
         match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
             Route::Here(run) => response_of(self.local_commit(run, request).await),
             Route::Elsewhere => {
-                self.shared.peers.federated_commit(request).await.map(Response::new).map_err(client_status)
+                self.shared.client.federated_commit(request).await.map(Response::new).map_err(client_status)
             }
         }
     }
@@ -394,7 +485,7 @@ impl FederatedService for FederatedEndpoint {
         let run = match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
             Route::Here(run) => run,
             Route::Elsewhere => {
-                return self.shared.peers.federated_give_up(request).await.map(Response::new).map_err(client_status);
+                return self.shared.client.federated_give_up(request).await.map(Response::new).map_err(client_status);
             }
         };
         let (owner, task) = (caller(request.caller), request.task);
@@ -412,7 +503,7 @@ impl FederatedService for FederatedEndpoint {
         let run = match self.route_of(&request.run).map_err(Problem::into_status)? {
             Route::Here(run) => run,
             Route::Elsewhere => {
-                return self.shared.peers.federated_revoke(request).await.map(Response::new).map_err(client_status);
+                return self.shared.client.federated_revoke(request).await.map(Response::new).map_err(client_status);
             }
         };
         let recorded = self.recorded(run).await.map_err(Problem::into_status)?;
@@ -434,7 +525,7 @@ impl FederatedService for FederatedEndpoint {
         let run = match self.route(request.caller.as_ref()).map_err(Problem::into_status)? {
             Route::Here(run) => run,
             Route::Elsewhere => {
-                return self.shared.peers.federated_exchange(request).await.map(Response::new).map_err(client_status);
+                return self.shared.client.federated_exchange(request).await.map(Response::new).map_err(client_status);
             }
         };
         let owner = caller(request.caller.clone());

@@ -13,7 +13,7 @@ use engram_proto::v1::{self, Problem, ProblemKind};
 use std::sync::Arc;
 
 /// Name of the buffer.
-pub(super) const BUFFER: &str = "engram-federated";
+pub(in crate::runs::federated) const BUFFER: &str = "engram-federated";
 /// The field of an item.
 const FIELD: &str = "chunk";
 /// Most chunks in a partition: 64 GiB.
@@ -25,7 +25,7 @@ const RETRY_MS: u64 = 100;
 
 /// The items of one run.
 #[derive(Clone)]
-pub(super) struct Items {
+pub(in crate::runs::federated) struct Items {
     buffers: Buffers,
     partition: PartitionId,
     /// Trajectory of the run's items.
@@ -33,14 +33,14 @@ pub(super) struct Items {
 }
 
 impl Items {
-    pub(super) fn new(shared: &Arc<Shared>, partition: PartitionId, owner: RunId) -> Self {
+    pub(in crate::runs::federated) fn new(shared: &Arc<Shared>, partition: PartitionId, owner: RunId) -> Self {
         let buffers = Buffers { shared: Arc::clone(shared), plane: Plane::Client };
         // Zero is the trajectory of items without one.
         Self { buffers, partition, owner: (owner.0 as u64) | 1 }
     }
 
     /// Creates the buffer in the cluster; one that exists is accepted.
-    pub(super) async fn create(&self) -> Result<(), Problem> {
+    pub(in crate::runs::federated) async fn create(&self) -> Result<(), Problem> {
         let shared = &self.buffers.shared;
         let per_partition = match shared.engine.served_settings(self.partition) {
             Some(settings) => settings.limit.min(MOST_PER_PARTITION),
@@ -53,8 +53,12 @@ impl Items {
     }
 
     /// Writes a chunk; `None` if the partition has no room.
-    pub(super) async fn append(&self, index: u64, chunk: &[u8]) -> Result<Option<MemoryId>, Problem> {
-        self.buffers.definition(BUFFER).await?;
+    pub(in crate::runs::federated) async fn append(
+        &self,
+        index: u64,
+        chunk: &[u8],
+    ) -> Result<Option<MemoryId>, Problem> {
+        let definition = self.buffers.definition(BUFFER).await?;
         let column = v1::FieldColumn {
             field: FIELD.to_owned(),
             dtype: "uint8".to_owned(),
@@ -71,7 +75,7 @@ impl Items {
         };
         let change = Some(v1::items_part::Change::Append(append));
         let part = v1::ItemsPart { partition: self.partition.0, seq: 0, buffer: BUFFER.to_owned(), change };
-        let command = to_command(part, &self.buffers.shared)?;
+        let command = to_command(part, &definition, &self.buffers.shared)?;
         match self.write(command).await? {
             Reply::Applied(outcome) => Ok(outcome.first),
             Reply::Refused(Refusal::BufferFull { .. }) => Ok(None),
@@ -80,7 +84,7 @@ impl Items {
     }
 
     /// Reads a chunk; `None` if it does not exist.
-    pub(super) async fn read(&self, item: MemoryId) -> Result<Option<bytes::Bytes>, Problem> {
+    pub(in crate::runs::federated) async fn read(&self, item: MemoryId) -> Result<Option<bytes::Bytes>, Problem> {
         let request =
             v1::GetItemsRequest { buffer: BUFFER.to_owned(), handles: vec![item.0], ..v1::GetItemsRequest::default() };
         let batch = self.buffers.local_items(request).await?;
@@ -88,7 +92,7 @@ impl Items {
     }
 
     /// Returns the command that removes items; nothing if there is none to remove.
-    pub(super) async fn removal(&self, items: Vec<MemoryId>) -> Result<Option<Record>, Problem> {
+    pub(in crate::runs::federated) async fn removal(&self, items: Vec<MemoryId>) -> Result<Option<Record>, Problem> {
         if items.is_empty() {
             return Ok(None);
         }
@@ -102,7 +106,7 @@ impl Items {
     }
 
     /// Removes items.
-    pub(super) async fn remove(&self, items: Vec<MemoryId>) -> Result<(), Problem> {
+    pub(in crate::runs::federated) async fn remove(&self, items: Vec<MemoryId>) -> Result<(), Problem> {
         let Some(record) = self.removal(items).await? else { return Ok(()) };
         let Command::Buffer(command) = record.command else { return Ok(()) };
         match self.write(command).await? {
@@ -112,12 +116,13 @@ impl Items {
     }
 
     /// Returns the items of the run that no write in progress can have written.
-    pub(super) async fn old(&self) -> Result<Vec<MemoryId>, Problem> {
+    pub(in crate::runs::federated) async fn old(&self) -> Result<Vec<MemoryId>, Problem> {
         // Without the buffer there is none.
         let Ok(definition) = self.buffers.definition(BUFFER).await else { return Ok(Vec::new()) };
         let (partition, owner, group) = (self.partition, self.owner, definition.buffer.group);
         let partitions = self.buffers.shared.partitions();
-        let before = position(order(super::now_millis().saturating_sub(ORPHAN_MS), 0), partition.0, partitions);
+        let before =
+            position(order(crate::runs::federated::now_millis().saturating_sub(ORPHAN_MS), 0), partition.0, partitions);
         let read = move |store: &mut engram_store::Partitions| {
             let trajectories = store.trajectories(partition, group, 0)?;
             let own = trajectories.into_iter().filter(|it| it.number == owner).flat_map(|it| it.items);

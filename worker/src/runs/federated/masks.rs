@@ -1,55 +1,41 @@
-//! Secure aggregation of the current round: relays the messages of the clients, and computes their sum.
+//! Secure aggregation of the cohorts in progress: stores and relays the messages of the clients.
 //!
-//! The messages are rows of a record in the order in which they were accepted. The next driver replays them and has the same state.
+//! A round is one cohort; with `FedBuff` there are several at a time. The messages of a cohort are rows of a record in the order in which they were
+//! accepted. The next driver replays them and has the same state.
 
 use super::blobs::{ContentName, Contents};
 use super::{Interruption, done, failed, now_millis, patiently};
 use engram_api::Code;
 use engram_federated::error::InvalidInput;
 use engram_federated::job::Job;
-use engram_federated::round::{Digest, Refusal, Task};
-use engram_federated::secure::{
-    ClientMessage, CohortSettings, SecureAction, SecureError, SecureEvent, SecureServer, SecureSum,
-};
-use engram_federated::service::{Denial, Service, digest};
+use engram_federated::round::{Refusal, Task};
+use engram_federated::secure::relay::{Relay, SummedUpdate};
+use engram_federated::secure::{SecureError, SecureSum};
+use engram_federated::service::{Denial, Service};
 use engram_proto::v1;
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use tokio::sync::oneshot;
 
-/// Each of the four stages of a round may take this part of its deadline; the rest is for the aggregation.
+/// Each of the four stages of a cohort may take this part of its deadline; the rest is for the aggregation.
 const STAGES: u64 = 5;
 /// Longest wait for the next message, in milliseconds.
 const MAX_WAIT_MS: u32 = 30_000;
 
-/// Row of the record.
-#[derive(Serialize, Deserialize)]
-enum Entry {
-    Message {
-        client: u64,
-        message: Vec<u8>,
-        loss: Option<f64>,
-    },
-    /// The stage ended with the clients that had answered.
-    Deadline,
-}
-
-/// Client, task, hash of the masked update, and loss of each update in a sum.
-pub(super) type Survivors = Vec<(u64, u64, Digest, Option<f64>)>;
 type Reply = oneshot::Sender<Result<v1::ExchangeMasksResponse, Denial>>;
 
+/// What a message of a client leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Exchange {
+    /// An answer, now or later.
+    Answered,
+    /// The client has no further part in its cohort: its task has ended.
+    TaskLost,
+}
+
 struct Cohort {
-    settings: CohortSettings,
-    tasks: BTreeMap<u64, u64>,
-    server: SecureServer,
-    outbox: BTreeMap<u64, Vec<Vec<u8>>>,
-    inputs: BTreeMap<u64, (Digest, Option<f64>)>,
-    stage_millis: u64,
-    stage_end_millis: u64,
-    sum: Option<SecureSum>,
-    is_ended: bool,
-    /// Accepted messages of all stages, by client and hash.
-    accepted: BTreeSet<(u64, Digest)>,
+    relay: Relay,
+    /// The end was taken by the caller.
+    is_taken: bool,
     /// Rows that are not written yet, and writes so far.
     unwritten: Vec<Vec<u8>>,
     written: u64,
@@ -65,229 +51,191 @@ struct Wait {
 /// Secure aggregation of a run.
 #[derive(Default)]
 pub(super) struct Masks {
-    cohort: Option<Cohort>,
-    /// Set once when the aggregation has ended.
-    end: Option<Survivors>,
+    /// By round.
+    cohorts: BTreeMap<u64, Cohort>,
     waits: BTreeMap<u64, Wait>,
     refused: Vec<(Reply, Denial)>,
 }
 
+/// Whether a client cannot take part in its cohort any more: a stage ended without it, or it lost the keys that it had sent, as by a restart.
+const fn is_lost(error: &SecureError) -> bool {
+    matches!(error, SecureError::NotInCohort(_) | SecureError::WrongStage | SecureError::Conflict)
+}
+
 impl Cohort {
-    fn new(
-        settings: CohortSettings,
-        tasks: BTreeMap<u64, u64>,
-        signing: [u8; 32],
-        stage_millis: u64,
-    ) -> Result<Self, SecureError> {
-        Ok(Self {
-            server: SecureServer::new(settings.clone(), signing)?,
-            settings,
-            tasks,
-            outbox: BTreeMap::new(),
-            inputs: BTreeMap::new(),
-            stage_millis,
-            stage_end_millis: now_millis().saturating_add(stage_millis),
-            sum: None,
-            is_ended: false,
-            accepted: BTreeSet::new(),
-            unwritten: Vec::new(),
-            written: 0,
-        })
+    const fn new(relay: Relay, written: u64) -> Self {
+        Self { relay, is_taken: false, unwritten: Vec::new(), written }
     }
 
-    fn attached(&self) -> Vec<u8> {
-        postcard::to_stdvec(&(&self.settings, &self.tasks)).expect("settings have no type that the encoding lacks")
-    }
-
-    /// Applies an entry; a refused message changes nothing.
-    fn apply(&mut self, entry: &Entry) -> Result<(), SecureError> {
-        let event = match entry {
-            Entry::Message { client, message, loss } => {
-                let decoded = ClientMessage::decode(message)?;
-                if matches!(decoded, ClientMessage::Input(_)) {
-                    self.inputs.entry(*client).or_insert_with(|| (digest(message), *loss));
-                }
-                SecureEvent::Message(*client, decoded)
-            }
-            Entry::Deadline => SecureEvent::Deadline,
-        };
-        let actions = self.server.step(event);
-        if let Entry::Message { client, message, .. } = entry
-            && !actions.iter().any(|action| matches!(action, SecureAction::Refuse(..)))
-        {
-            self.accepted.insert((*client, digest(message)));
+    /// Writes what was accepted.
+    async fn write(&mut self, round: u64, contents: &Contents) -> Result<(), Interruption> {
+        let name = ContentName::Masks(round);
+        if self.written > 0 && self.unwritten.is_empty() {
+            return Ok(());
         }
-        for action in actions {
-            match action {
-                SecureAction::Refuse(_, error) => return Err(error),
-                SecureAction::Send(client, message) => {
-                    self.outbox.entry(client).or_default().push(message.encode());
-                    self.stage_end_millis = now_millis().saturating_add(self.stage_millis);
-                }
-                SecureAction::Complete(sum) => (self.sum, self.is_ended) = (Some(sum), true),
-                SecureAction::Abort(error) => {
-                    tracing::warn!(round = self.settings.round, %error, "secure aggregation ended without a sum");
-                    self.is_ended = true;
-                }
-            }
+        let foundation = self.relay.foundation();
+        if self.written == 0 {
+            // Left from a driver that ended before the round was stored.
+            patiently(|| contents.remove(std::slice::from_ref(&name))).await?;
+            self.attach(name, contents, &foundation, None).await?;
+        }
+        for row in std::mem::take(&mut self.unwritten) {
+            self.attach(name, contents, &foundation, Some(row)).await?;
         }
         Ok(())
     }
 
-    fn survivors(&self) -> Survivors {
-        let clients = self.sum.iter().flat_map(|sum| &sum.clients);
-        let survivor = |client: &u64| {
-            let (content, loss) = self.inputs.get(client)?;
-            Some((*client, *self.tasks.get(client)?, *content, *loss))
-        };
-        clients.filter_map(survivor).collect()
+    async fn attach(
+        &mut self,
+        name: ContentName,
+        contents: &Contents,
+        foundation: &[u8],
+        row: Option<Vec<u8>>,
+    ) -> Result<(), Interruption> {
+        let expected = self.written;
+        let written = patiently(|| contents.attach(name, expected, foundation, row.clone())).await?;
+        if !done(&written)? {
+            return Err(Interruption::Superseded);
+        }
+        self.written += 1;
+        Ok(())
     }
 }
 
 impl Masks {
-    /// Reads the messages of the round in progress.
+    /// Reads the messages of the cohorts in progress, and of those that are not aggregated yet.
     pub(super) async fn open(job: &Job, contents: &Contents, service: &Service) -> Result<Self, Interruption> {
         let mut masks = Self::default();
         if job.secure.is_none() {
             return Ok(masks);
         }
-        let round = service.rounds().round();
-        let Some(stored) = patiently(|| contents.load(ContentName::Masks(round))).await? else { return Ok(masks) };
-        let corrupt = || failed(Code::Corrupt, "the messages of secure aggregation cannot be read");
-        let (settings, tasks) = postcard::from_bytes(&stored.attached).map_err(|_| corrupt())?;
         let stage_millis = job.rounds.deadline_millis / STAGES;
-        let mut cohort =
-            Cohort::new(settings, tasks, service.signing_seed(round), stage_millis).map_err(|_| corrupt())?;
-        for row in &stored.rows {
-            let entry = postcard::from_bytes(row).map_err(|_| corrupt())?;
-            cohort.apply(&entry).map_err(|_| corrupt())?;
+        for round in service.rounds().open_rounds() {
+            let Some(stored) = patiently(|| contents.load(ContentName::Masks(round))).await? else { continue };
+            let signing = |round| service.signing_seed(round);
+            let relay = Relay::restore(&stored.attached, &stored.rows, signing, stage_millis, now_millis());
+            let corrupt = |_| failed(Code::Corrupt, "the messages of secure aggregation cannot be read");
+            masks.cohorts.insert(round, Cohort::new(relay.map_err(corrupt)?, stored.version));
         }
-        cohort.written = stored.version;
-        if cohort.is_ended {
-            masks.end = Some(cohort.survivors());
-        }
-        masks.cohort = Some(cohort);
         Ok(masks)
     }
 
-    /// The round of the messages.
-    pub(super) fn round(&self) -> Option<u64> {
-        self.cohort.as_ref().map(|cohort| cohort.settings.round)
+    /// Removes the cohorts of all other rounds.
+    pub(super) fn retain(&mut self, rounds: &BTreeSet<u64>) {
+        self.cohorts.retain(|round, _| rounds.contains(round));
     }
 
-    /// Whether a task of a client belongs to the round of the messages.
+    /// The rounds whose messages are kept.
+    pub(super) fn has(&self, round: u64) -> bool {
+        self.cohorts.contains_key(&round)
+    }
+
+    /// Whether a task of a client belongs to a cohort.
     pub(super) fn knows(&self, client: u64, task: u64) -> bool {
-        self.cohort.as_ref().is_some_and(|cohort| cohort.tasks.get(&client) == Some(&task))
+        self.cohorts.values().any(|cohort| cohort.relay.has(client, task))
     }
 
-    /// The unmasked sum.
-    pub(super) fn sum(&self) -> Option<&SecureSum> {
-        self.cohort.as_ref()?.sum.as_ref()
+    /// Whether the masked update of a task was received.
+    pub(super) fn has_input(&self, client: u64, task: u64) -> bool {
+        let mut cohorts = self.cohorts.values().filter(|cohort| cohort.relay.has(client, task));
+        cohorts.any(|cohort| cohort.relay.has_input(client))
+    }
+
+    /// The unmasked sum of a round.
+    pub(super) fn sum(&self, round: u64) -> Option<&SecureSum> {
+        self.cohorts.get(&round)?.relay.sum()
     }
 
     pub(super) fn deadline_millis(&self) -> Option<u64> {
-        let stage = self.cohort.as_ref().filter(|cohort| !cohort.is_ended).map(|cohort| cohort.stage_end_millis);
-        stage.into_iter().chain(self.waits.values().map(|wait| wait.until_millis)).min()
+        let stages = self.cohorts.values().filter_map(|cohort| cohort.relay.deadline_millis());
+        stages.chain(self.waits.values().map(|wait| wait.until_millis)).min()
     }
 
-    /// Begins the aggregation of a round with the clients of its first tasks.
-    pub(super) fn begin(&mut self, job: &Job, service: &Service, tasks: &[Task], _now: u64) {
-        let round = service.rounds().round();
-        let first: Vec<Task> = tasks.iter().filter(|task| task.round == round).copied().collect();
-        if first.is_empty() || self.round() == Some(round) {
-            return;
+    /// Begins the aggregation of the rounds of new tasks. A round that has begun takes no further client.
+    pub(super) fn begin(&mut self, job: &Job, service: &Service, tasks: &[Task], now: u64) {
+        let mut rounds = BTreeMap::<u64, Vec<Task>>::new();
+        for task in tasks.iter().filter(|task| !self.cohorts.contains_key(&task.round)) {
+            rounds.entry(task.round).or_default().push(*task);
         }
-        let members = first.iter().map(|task| (task.client, task.number)).collect();
-        let created = service.cohort(job, &first).map_err(SecureError::from).and_then(|settings| {
-            Cohort::new(settings, members, service.signing_seed(round), job.rounds.deadline_millis / STAGES)
-        });
-        match created {
-            Ok(cohort) => self.cohort = Some(cohort),
-            Err(error) => tracing::warn!(round, %error, "failed to begin secure aggregation"),
+        for (round, tasks) in rounds {
+            match service.relay(job, &tasks, job.rounds.deadline_millis / STAGES, now) {
+                Ok(relay) => drop(self.cohorts.insert(round, Cohort::new(relay, 0))),
+                Err(error) => tracing::warn!(round, %error, "failed to begin secure aggregation"),
+            }
         }
     }
 
     /// Returns the settings that the client of a task receives; nothing where updates are not masked.
+    ///
+    /// # Errors
+    /// The client has nothing to do for the task: the round began without it, or has its update already.
     pub(super) fn settings_for(&self, job: &Job, task: Task) -> Result<Vec<u8>, ()> {
         if job.secure.is_none() {
             return Ok(Vec::new());
         }
-        let cohort = self.cohort.as_ref().filter(|cohort| cohort.tasks.get(&task.client) == Some(&task.number));
-        cohort.map(|cohort| cohort.settings.encode()).ok_or(())
+        let cohort = self.cohorts.get(&task.round).filter(|cohort| cohort.relay.has(task.client, task.number));
+        let cohort = cohort.filter(|cohort| !cohort.relay.has_input(task.client));
+        cohort.map(|cohort| cohort.relay.settings().encode()).ok_or(())
     }
 
     /// Takes a message of a client, and lets it wait for the next one of the server.
-    pub(super) fn exchange(&mut self, client: u64, request: &v1::ExchangeMasksRequest, reply: Reply, now: u64) {
+    pub(super) fn exchange(
+        &mut self,
+        client: u64,
+        request: &v1::ExchangeMasksRequest,
+        reply: Reply,
+        now: u64,
+    ) -> Exchange {
         let task = request.task;
-        let Some(cohort) = self.cohort.as_mut().filter(|cohort| cohort.tasks.get(&client) == Some(&task)) else {
-            return self.refused.push((reply, Refusal::LeaseExpired.into()));
+        let Some(cohort) = self.cohorts.values_mut().find(|cohort| cohort.relay.has(client, task)) else {
+            self.refused.push((reply, Refusal::LeaseExpired.into()));
+            return Exchange::Answered;
         };
-        if !request.message.is_empty() && !cohort.is_ended {
-            let entry = Entry::Message {
-                client,
-                message: request.message.to_vec(),
-                loss: request.loss.filter(|loss| loss.is_finite()),
-            };
-            let is_known = cohort.accepted.contains(&(client, digest(&request.message)));
-            if !is_known {
-                if let Err(error) = cohort.apply(&entry) {
-                    let refused = InvalidInput::new("message", error, "the message of the current stage").into();
-                    return self.refused.push((reply, refused));
+        if !request.message.is_empty() {
+            match cohort.relay.receive(client, &request.message, request.loss, now) {
+                Ok(row) => cohort.unwritten.extend(row),
+                Err(error) if is_lost(&error) => {
+                    self.refused.push((reply, Refusal::LeaseExpired.into()));
+                    return Exchange::TaskLost;
                 }
-                cohort
-                    .unwritten
-                    .push(postcard::to_stdvec(&entry).expect("entries have no type that the encoding lacks"));
+                Err(error) => {
+                    let refused = InvalidInput::new("message", error, "the message of the current stage").into();
+                    self.refused.push((reply, refused));
+                    return Exchange::Answered;
+                }
             }
-        }
-        if cohort.is_ended && self.end.is_none() {
-            self.end = Some(cohort.survivors());
         }
         let until_millis = now.saturating_add(u64::from(request.wait_ms.min(MAX_WAIT_MS)));
         self.waits.insert(client, Wait { task, received: request.received as usize, until_millis, reply });
+        Exchange::Answered
     }
 
-    /// Ends a stage at its deadline.
-    pub(super) fn end_late_stage(&mut self, now: u64) {
-        let Some(cohort) = self.cohort.as_mut().filter(|cohort| !cohort.is_ended) else { return };
-        if cohort.stage_end_millis > now {
-            return;
-        }
-        let entry = Entry::Deadline;
-        // A deadline is never refused.
-        let _ = cohort.apply(&entry);
-        cohort.stage_end_millis = cohort.stage_end_millis.max(now.saturating_add(cohort.stage_millis));
-        cohort.unwritten.push(postcard::to_stdvec(&entry).expect("entries have no type that the encoding lacks"));
-        if cohort.is_ended {
-            self.end = Some(cohort.survivors());
+    /// Ends stages at their deadlines.
+    pub(super) fn end_late_stages(&mut self, now: u64) {
+        for cohort in self.cohorts.values_mut() {
+            cohort.unwritten.extend(cohort.relay.end_late_stage(now));
         }
     }
 
-    /// Returns the updates in the sum, once, when the aggregation has ended.
-    pub(super) const fn take_end(&mut self) -> Option<Survivors> {
-        self.end.take()
+    /// Returns the rounds whose aggregation has ended, with the updates in the sum; each once.
+    pub(super) fn take_ended(&mut self) -> Vec<(u64, Vec<SummedUpdate>)> {
+        let mut ended = Vec::new();
+        for (round, cohort) in &mut self.cohorts {
+            if let Some(end) = cohort.relay.end().filter(|_| !cohort.is_taken) {
+                if let Err(error) = end {
+                    tracing::warn!(round, %error, "secure aggregation ended without a sum");
+                }
+                cohort.is_taken = true;
+                ended.push((*round, cohort.relay.summed_updates()));
+            }
+        }
+        ended
     }
 
     /// Writes what was accepted.
     pub(super) async fn write_messages(&mut self, contents: &Contents) -> Result<(), Interruption> {
-        let Some(cohort) = &mut self.cohort else { return Ok(()) };
-        let name = ContentName::Masks(cohort.settings.round);
-        let attached = cohort.attached();
-        if cohort.written == 0 {
-            // Left from a driver that ended before the round was stored.
-            patiently(|| contents.remove(std::slice::from_ref(&name))).await?;
-            let written = patiently(|| contents.attach(name, 0, &attached, None)).await?;
-            if !done(&written)? {
-                return Err(Interruption::Superseded);
-            }
-            cohort.written = 1;
-        }
-        for row in std::mem::take(&mut cohort.unwritten) {
-            let expected = cohort.written;
-            let written = patiently(|| contents.attach(name, expected, &attached, Some(row.clone()))).await?;
-            if !done(&written)? {
-                return Err(Interruption::Superseded);
-            }
-            cohort.written += 1;
+        for (round, cohort) in &mut self.cohorts {
+            cohort.write(*round, contents).await?;
         }
         Ok(())
     }
@@ -307,14 +255,14 @@ impl Masks {
     }
 
     fn answer(&self, client: u64, wait: &Wait, now: u64) -> Option<Result<v1::ExchangeMasksResponse, Denial>> {
-        let cohort = self.cohort.as_ref().filter(|cohort| cohort.tasks.get(&client) == Some(&wait.task));
-        let Some(cohort) = cohort else { return Some(Err(Refusal::LeaseExpired.into())) };
-        if let Some(message) = cohort.outbox.get(&client).and_then(|messages| messages.get(wait.received)) {
-            let message = message.clone().into();
+        let cohort = self.cohorts.values().find(|cohort| cohort.relay.has(client, wait.task));
+        let Some(Cohort { relay, .. }) = cohort else { return Some(Err(Refusal::LeaseExpired.into())) };
+        if let Some(message) = relay.message(client, wait.received) {
+            let message = message.to_vec().into();
             return Some(Ok(v1::ExchangeMasksResponse { message, ..v1::ExchangeMasksResponse::default() }));
         }
-        if cohort.is_ended {
-            let is_counted = cohort.sum.as_ref().is_some_and(|sum| sum.clients.contains(&client));
+        if relay.end().is_some() {
+            let is_counted = relay.sum().is_some_and(|sum| sum.clients.contains(&client));
             let counted = Ok(v1::ExchangeMasksResponse { complete: true, ..v1::ExchangeMasksResponse::default() });
             return Some(if is_counted { counted } else { Err(Refusal::LeaseExpired.into()) });
         }

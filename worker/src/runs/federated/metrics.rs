@@ -1,6 +1,6 @@
 //! Metrics of Federated runs, by name of the run.
 
-use crate::metrics::Registrar;
+use crate::observability::metrics::Registrar;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -62,9 +62,8 @@ impl FederatedMetrics {
         federated
     }
 
-    /// Creates the series of a run that this worker drives from now on, since a rate needs the value before the first count. `epsilon` is
-    /// what the run has spent, with privacy.
-    pub(super) fn begin(&self, run: &str, epsilon: Option<f64>) {
+    /// Creates the series of a run that this worker drives from now on, since a rate needs the value before the first count.
+    pub(in crate::runs::federated) fn begin(&self, run: &str) {
         let counters = [
             &self.rounds,
             &self.aborted,
@@ -76,47 +75,45 @@ impl FederatedMetrics {
         ];
         counters.into_iter().for_each(|counter| drop(counter.get_or_create(&labels(run))));
         drop(self.aggregation_seconds.get_or_create(&labels(run)));
-        if let Some(epsilon) = epsilon {
-            self.epsilon.get_or_create(&labels(run)).set(epsilon);
-        }
     }
 
     /// Counts a new version of a model.
-    pub(super) fn aggregated(&self, run: &str, updates: usize, seconds: f64, epsilon: Option<f64>) {
+    pub(in crate::runs::federated) fn aggregated(&self, run: &str, updates: usize, seconds: f64) {
         self.rounds.get_or_create(&labels(run)).inc();
         self.updates.get_or_create(&labels(run)).inc_by(updates as u64);
         self.aggregation_seconds.get_or_create(&labels(run)).inc_by(seconds);
+    }
+
+    pub(in crate::runs::federated) fn round_aborted(&self, run: &str) {
+        self.aborted.get_or_create(&labels(run)).inc();
+    }
+
+    pub(in crate::runs::federated) fn task_missed(&self, run: &str) {
+        self.missing.get_or_create(&labels(run)).inc();
+    }
+
+    pub(in crate::runs::federated) fn update_late(&self, run: &str) {
+        self.late.get_or_create(&labels(run)).inc();
+    }
+
+    /// Sets the gauges of a run; `epsilon` is what it has spent, with privacy.
+    pub(in crate::runs::federated) fn show(&self, run: &str, enrolled: usize, epsilon: Option<f64>) {
+        self.clients.get_or_create(&labels(run)).set(enrolled as f64);
         if let Some(epsilon) = epsilon {
             self.epsilon.get_or_create(&labels(run)).set(epsilon);
         }
     }
 
-    pub(super) fn round_aborted(&self, run: &str) {
-        self.aborted.get_or_create(&labels(run)).inc();
-    }
-
-    pub(super) fn task_missed(&self, run: &str) {
-        self.missing.get_or_create(&labels(run)).inc();
-    }
-
-    pub(super) fn update_late(&self, run: &str) {
-        self.late.get_or_create(&labels(run)).inc();
-    }
-
-    pub(super) fn set_clients(&self, run: &str, enrolled: usize) {
-        self.clients.get_or_create(&labels(run)).set(enrolled as f64);
-    }
-
-    pub(super) fn received(&self, run: &str, bytes: usize) {
+    pub(in crate::runs::federated) fn received(&self, run: &str, bytes: usize) {
         self.received_bytes.get_or_create(&labels(run)).inc_by(bytes as u64);
     }
 
-    pub(super) fn sent(&self, run: &str, bytes: usize) {
+    pub(in crate::runs::federated) fn sent(&self, run: &str, bytes: usize) {
         self.sent_bytes.get_or_create(&labels(run)).inc_by(bytes as u64);
     }
 
     /// Removes the gauges of a run that this worker does not drive any more; its counters remain.
-    pub(super) fn remove_gauges(&self, run: &str) {
+    pub(in crate::runs::federated) fn remove_gauges(&self, run: &str) {
         self.clients.remove(&labels(run));
         self.epsilon.remove(&labels(run));
     }

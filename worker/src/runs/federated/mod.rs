@@ -16,7 +16,7 @@ pub(in crate::runs) use blobs::is_content;
 pub(crate) use endpoint::FederatedEndpoint;
 pub(crate) use metrics::FederatedMetrics;
 
-use super::record::Recorder;
+use crate::runs::record::Recorder;
 use crate::shared::Shared;
 use blobs::{ContentName, Contents, Written};
 use core::{Core, Step};
@@ -61,13 +61,23 @@ struct Caller {
 /// An update whose content was read and checked, if it is complete.
 struct Submission {
     task: u64,
-    nonce: u64,
     digest: engram_federated::round::Digest,
     samples: u64,
     loss: Option<f64>,
     rate_sum: Option<f64>,
     /// Why the content cannot be used; `None` if it can.
     fault: Option<String>,
+}
+
+/// The newest model of a run, as a reader checks it.
+#[derive(Debug, Clone, Default)]
+struct PublishedModel {
+    version: u64,
+    /// SHA-256 of its 32-bit floats.
+    digest: Vec<u8>,
+    /// Key of the run's models.
+    key: Vec<u8>,
+    signature: Vec<u8>,
 }
 
 /// A request of a client to the driver.
@@ -94,6 +104,10 @@ enum Request {
         client: String,
         reply: oneshot::Sender<Result<bool, Denial>>,
     },
+    /// Asks for the newest model; the content is read from its record.
+    Publish {
+        reply: oneshot::Sender<Result<PublishedModel, Denial>>,
+    },
     /// Reads a part of the client's correction at a version, and its length.
     Correction {
         caller: Caller,
@@ -115,14 +129,14 @@ enum Request {
 }
 
 /// Driver of one Federated run.
-pub(super) struct FederatedDriver {
-    pub(super) shared: Arc<Shared>,
-    pub(super) run: RunId,
-    pub(super) state: RunState,
-    pub(super) version: u64,
-    pub(super) federated: FederatedRun,
-    pub(super) status: watch::Sender<Status>,
-    pub(super) orders: watch::Receiver<Order>,
+pub(in crate::runs) struct FederatedDriver {
+    pub(in crate::runs) shared: Arc<Shared>,
+    pub(in crate::runs) run: RunId,
+    pub(in crate::runs) state: RunState,
+    pub(in crate::runs) version: u64,
+    pub(in crate::runs) federated: FederatedRun,
+    pub(in crate::runs) status: watch::Sender<Status>,
+    pub(in crate::runs) orders: watch::Receiver<Order>,
 }
 
 /// Why a driver stops before its run is complete.
@@ -147,7 +161,7 @@ fn now_millis() -> u64 {
 }
 
 /// Removes the contents of a run that is removed, or will not continue.
-pub(super) async fn forget_contents(shared: &Arc<Shared>, run: RunId, identity: RunId) -> Result<(), Problem> {
+pub(in crate::runs) async fn forget_contents(shared: &Arc<Shared>, run: RunId, identity: RunId) -> Result<(), Problem> {
     let contents = Contents::new(shared, run, identity);
     contents.sweep(|_| false).await?;
     contents.remove_orphans().await
@@ -173,7 +187,7 @@ impl Drop for Registration {
 
 impl FederatedDriver {
     /// Drives the run to its end, however long the clients take. If dropped at any await, another driver can continue.
-    pub(super) async fn run(mut self) {
+    pub(in crate::runs) async fn run(mut self) {
         let started = (Instant::now(), self.state.elapsed_ms);
         let result = self.drive_rounds(started).await;
         self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
@@ -189,7 +203,10 @@ impl FederatedDriver {
                 self.state.suspended = true;
                 (self.state.phase, "", String::new())
             }
-            Err(Interruption::Failed { code, message }) => (Phase::Failed, code, message),
+            Err(Interruption::Failed { code, message }) => {
+                page = self.page_of_failure(&message);
+                (Phase::Failed, code, message)
+            }
         };
         if phase.is_final() {
             self.state.end(phase, code, message, SystemTime::now());
@@ -210,6 +227,12 @@ impl FederatedDriver {
             (status.outputs, status.elapsed_s) = (state.outputs(), state.elapsed_ms as f64 / 1_000.0);
             status.metrics.extend(state.metrics.clone());
         });
+    }
+
+    /// The report page of a run that failed: its course until then.
+    fn page_of_failure(&mut self, message: &str) -> Option<Vec<u8>> {
+        let job = Job::new(&self.state.name, &self.federated).ok()?;
+        progress::findings(&mut self.state, &job, message).ok()
     }
 
     /// Removes everything but the last model; what is left by a failure is removed with the run.
@@ -234,8 +257,7 @@ impl FederatedDriver {
         let (sender, mut requests) = mpsc::channel(QUEUE);
         self.shared.runs.federated.0.lock().insert(self.run, sender.clone());
         let name = self.state.name.clone();
-        let spent = self.state.federated.as_ref().and_then(|federated| federated.history.last()?.epsilon);
-        self.shared.metrics.federated.begin(&name, core.job().privacy.map(|_| spent.unwrap_or(0.0)));
+        self.shared.metrics.federated.begin(&name);
         let _registration = Registration { shared: Arc::clone(&self.shared), run: self.run, name, sender };
         let outcome = self.serve_clients(&mut core, &mut requests, started).await?;
         self.finish(&core, outcome, started)
@@ -265,9 +287,11 @@ impl FederatedDriver {
                 _ = requests.recv_many(&mut batch, BATCH) => {}
                 () = tokio::time::sleep(core.time_to_deadline().min(TICK)) => {}
             }
-            core.handle(std::mem::take(&mut batch));
+            let requests = std::mem::take(&mut batch);
+            core.handle(requests);
             core.write_state().await?;
             core.send_answers();
+            core.sweep_unused().await?;
             while let Some(step) = core.aggregate_next().await? {
                 self.note(core, step, &mut version_began, started).await?;
                 core.send_answers();
@@ -287,8 +311,7 @@ impl FederatedDriver {
         let seconds = std::mem::replace(began, Instant::now()).elapsed().as_secs_f64();
         self.state.elapsed_ms = started.1 + started.0.elapsed().as_millis() as u64;
         progress::note(&mut self.state, core, &step, seconds);
-        let epsilon = self.state.federated.as_ref().and_then(|federated| federated.history.last()?.epsilon);
-        self.shared.metrics.federated.aggregated(&self.state.name, step.updates.len(), step.seconds, epsilon);
+        self.shared.metrics.federated.aggregated(&self.state.name, step.updates.len(), step.seconds);
         self.write_record(None).await
     }
 
@@ -324,7 +347,7 @@ impl FederatedDriver {
     /// Shows the progress to those that watch the run.
     fn show(&mut self, core: &Core, started: (Instant, u64)) {
         progress::update(&mut self.state, core);
-        self.shared.metrics.federated.set_clients(&self.state.name, core.service().enrolled());
+        self.shared.metrics.federated.show(&self.state.name, core.service().enrolled(), core.epsilon());
         let message = progress::message(core);
         let state = &self.state;
         let elapsed_s = (started.1 + started.0.elapsed().as_millis() as u64) as f64 / 1_000.0;

@@ -1,7 +1,8 @@
 //! Progress of a Federated run: status, history, report.
 
-use super::blobs::hexadecimal;
-use super::core::{Core, Step};
+use crate::runs::federated::PublishedModel;
+use crate::runs::federated::blobs::hexadecimal;
+use crate::runs::federated::core::{Core, Step};
 use engram_federated::job::Job;
 use engram_federated::round::Mode;
 use engram_learn::run::{FederatedRow, FederatedState, RunState};
@@ -9,9 +10,9 @@ use engram_learn::task_run::{TaskError, TaskFindings, TaskSummary, federated_pag
 use std::collections::BTreeMap;
 
 /// Records a version in the history of the run.
-pub(super) fn note(state: &mut RunState, core: &Core, step: &Step, seconds: f64) {
+pub(in crate::runs::federated) fn note(state: &mut RunState, core: &Core, step: &Step, seconds: f64) {
     let rounds = core.service().rounds();
-    let epsilon = rounds.budget().map(|budget| budget.spent().epsilon);
+    let epsilon = core.epsilon();
     let federated = state.federated.get_or_insert_with(FederatedState::default);
     let measured = step.updates.iter().filter_map(|(_, report)| Some((report.samples as f64, report.loss?)));
     let (samples, weighted) =
@@ -28,18 +29,26 @@ pub(super) fn note(state: &mut RunState, core: &Core, step: &Step, seconds: f64)
         federated.count(client, report.samples, report.loss);
     }
     federated.note(row);
-    (federated.version, federated.model) = (rounds.version(), hexadecimal(&step.model));
+    show_model(federated, core);
     state.updates += step.updates.len() as u64;
     state.done = rounds.version();
 }
 
+/// Shows the newest model: what a reader needs to check it, also after the run.
+fn show_model(federated: &mut FederatedState, core: &Core) {
+    let PublishedModel { version, digest, key, signature } = core.published();
+    federated.version = *version;
+    federated.model = hexadecimal(digest);
+    federated.model_key = hexadecimal(key);
+    federated.signature = hexadecimal(signature);
+}
+
 /// Updates the figures of the status.
-pub(super) fn update(state: &mut RunState, core: &Core) {
+pub(in crate::runs::federated) fn update(state: &mut RunState, core: &Core) {
     let service = core.service();
     let rounds = service.rounds();
     let federated = state.federated.get_or_insert_with(FederatedState::default);
-    // What an earlier driver counted is in the record.
-    federated.aborted = federated.aborted.max(core.aborted());
+    federated.aborted = service.aborted();
     let mut metrics = BTreeMap::from([
         ("clients".to_owned(), service.enrolled() as f64),
         ("clients_waiting".to_owned(), rounds.waiting() as f64),
@@ -50,25 +59,23 @@ pub(super) fn update(state: &mut RunState, core: &Core) {
         metrics.insert("participants".to_owned(), last.updates.into());
         metrics.insert("missing".to_owned(), last.missing.into());
         metrics.extend(last.loss.map(|loss| ("loss".to_owned(), loss)));
-        metrics.extend(last.epsilon.map(|epsilon| ("epsilon_spent".to_owned(), epsilon)));
     }
+    // A round is charged when it starts, also one that is aborted.
+    metrics.extend(core.epsilon().map(|epsilon| ("epsilon_spent".to_owned(), epsilon)));
     if let Some(clip) = core.clip() {
         metrics.insert("clip".to_owned(), clip);
     }
-    if federated.model_key.is_empty() {
-        federated.model_key = core.model_key();
-    }
+    show_model(federated, core);
     if let Some(privacy) = &core.job().privacy {
         metrics.insert("epsilon_budget".to_owned(), privacy.budget.0);
         metrics.insert("delta".to_owned(), privacy.budget.1);
     }
-    (federated.version, federated.model) = (rounds.version(), hexadecimal(&rounds.model()));
     (state.done, state.updates) = (rounds.version(), service.counted());
     state.metrics = metrics;
 }
 
 /// What the run waits for.
-pub(super) fn message(core: &Core) -> String {
+pub(in crate::runs::federated) fn message(core: &Core) -> String {
     let rounds = core.service().rounds();
     let (accepted, waiting, training) = (rounds.accepted_count(), rounds.waiting(), rounds.training());
     let number = rounds.round();
@@ -83,6 +90,10 @@ pub(super) fn message(core: &Core) -> String {
             format!("waiting for clients: {waiting} are available")
         }
         Mode::Poisson { .. } => format!("round {number}: {accepted} updates, {training} clients train"),
+        Mode::Cohorts { size, .. } => {
+            let cohorts = rounds.open_rounds().len();
+            format!("{cohorts} cohorts are masked, {training} clients train, {waiting} of {size} wait for the next one")
+        }
         Mode::Buffered { buffer, .. } => format!("{accepted} of {buffer} updates, {training} clients train"),
     }
 }
@@ -91,7 +102,11 @@ pub(super) fn message(core: &Core) -> String {
 ///
 /// # Errors
 /// A figure is not finite.
-pub(super) fn findings(state: &mut RunState, job: &Job, message: &str) -> Result<Vec<u8>, TaskError> {
+pub(in crate::runs::federated) fn findings(
+    state: &mut RunState,
+    job: &Job,
+    message: &str,
+) -> Result<Vec<u8>, TaskError> {
     let federated = state.federated.clone().unwrap_or_default();
     let rows = &federated.history;
     let mut verdicts = Vec::new();
@@ -104,7 +119,8 @@ pub(super) fn findings(state: &mut RunState, job: &Job, message: &str) -> Result
     let (versions, updates) = (federated.version, state.updates);
     let text = format!("{versions} versions of the model from {updates} updates; {missing} tasks ended without one.");
     verdicts.push((true, text));
-    if let (Some(privacy), Some(spent)) = (&job.privacy, rows.last().and_then(|row| row.epsilon)) {
+    let spent = state.metrics.get("epsilon_spent").copied();
+    if let (Some(privacy), Some(spent)) = (&job.privacy, spent) {
         let (budget, delta) = privacy.budget;
         let text = format!("Privacy spent: epsilon {spent:.3} of {budget} at delta {delta:e}, per client.");
         verdicts.push((spent <= budget, text));
@@ -126,7 +142,7 @@ pub(super) fn findings(state: &mut RunState, job: &Job, message: &str) -> Result
         ("Clients", format!("{clients:.0}"), "enrolled".to_owned()),
         ("Versions/s", rate, "over the whole run".to_owned()),
     ];
-    if let Some(spent) = rows.last().and_then(|row| row.epsilon) {
+    if let Some(spent) = spent {
         let budget = job.privacy.map_or(0.0, |privacy| privacy.budget.0);
         tiles.push(("Epsilon", format!("{spent:.3}"), format!("of {budget}")));
     }

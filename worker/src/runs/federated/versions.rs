@@ -1,7 +1,7 @@
 //! Versions of a model as contents of its run: what clients download, and what the strategy remembers.
 
-use super::blobs::{CHUNK_BYTES, ContentName, Contents};
-use super::{Interruption, done, failed, patiently};
+use crate::runs::federated::blobs::{CHUNK_BYTES, ContentName, Contents};
+use crate::runs::federated::{Interruption, done, failed, patiently};
 use engram_api::Code;
 use engram_federated::error::InvalidInput;
 use engram_federated::job::{BLOCK_PARAMETERS, Job};
@@ -12,7 +12,7 @@ use engram_federated::service::{DigestStream, decode_values, digest, encode_valu
 use engram_federated::strategy::{Aggregator, BlockAggregator, BlockSum, UpdateHead};
 
 /// What a run remembers between versions.
-pub(super) enum Memory {
+pub(in crate::runs::federated) enum Memory {
     /// The model too.
     Whole(Aggregator),
     /// The model is on disk.
@@ -21,7 +21,10 @@ pub(super) enum Memory {
 
 impl Memory {
     /// Stores the first version. Returns the digest of its model too.
-    pub(super) async fn create(job: &Job, contents: &Contents) -> Result<(Self, Digest), Interruption> {
+    pub(in crate::runs::federated) async fn create(
+        job: &Job,
+        contents: &Contents,
+    ) -> Result<(Self, Digest), Interruption> {
         if !job.is_on_disk() {
             let aggregator = job.aggregator().map_err(invalid_job)?;
             let model = put_version(job, contents, &aggregator).await?;
@@ -40,7 +43,7 @@ impl Memory {
     }
 
     /// Parses what was stored.
-    pub(super) fn decode(job: &Job, stored: &[u8]) -> Option<Self> {
+    pub(in crate::runs::federated) fn decode(job: &Job, stored: &[u8]) -> Option<Self> {
         match job.is_on_disk() {
             true => postcard::from_bytes(stored).ok().map(Self::Blocks),
             false => postcard::from_bytes(stored).ok().map(Self::Whole),
@@ -48,15 +51,23 @@ impl Memory {
     }
 
     /// The clipping norm of the next aggregation, if it follows the updates.
-    pub(super) const fn adaptive_clip(&self) -> Option<&AdaptiveClip> {
+    pub(in crate::runs::federated) const fn adaptive_clip(&self) -> Option<&AdaptiveClip> {
         match self {
             Self::Whole(aggregator) => aggregator.adaptive_clip(),
             Self::Blocks(_) => None,
         }
     }
 
+    /// Digest of the model as 32-bit floats, where it is in memory.
+    pub(in crate::runs::federated) fn exact_digest(&self) -> Option<Digest> {
+        match self {
+            Self::Whole(aggregator) => Some(digest(&encode_values(aggregator.model()))),
+            Self::Blocks(_) => None,
+        }
+    }
+
     /// SCAFFOLD: version and correction of a client.
-    pub(super) fn correction(&self, client: u64) -> Option<(u64, Vec<f32>)> {
+    pub(in crate::runs::federated) fn correction(&self, client: u64) -> Option<(u64, Vec<f32>)> {
         match self {
             Self::Whole(aggregator) if aggregator.strategy().has_control() => {
                 Some((aggregator.version(), aggregator.correction(client)))
@@ -72,7 +83,7 @@ fn invalid_job(error: InvalidInput) -> Interruption {
 }
 
 /// Stores the model of a version, and what its strategy remembers. Returns the digest of what clients download.
-pub(super) async fn put_version(
+pub(in crate::runs::federated) async fn put_version(
     job: &Job,
     contents: &Contents,
     aggregator: &Aggregator,
@@ -97,7 +108,7 @@ async fn put(contents: &Contents, (name, content): &(ContentName, Vec<u8>)) -> R
 
 /// Aggregates the updates of a batch block by block, and stores the next version. Memory holds one block of the model and one of an update.
 /// Returns the digest of the model.
-pub(super) async fn put_next_blocks(
+pub(in crate::runs::federated) async fn put_next_blocks(
     job: &Job,
     contents: &Contents,
     aggregator: &mut BlockAggregator,

@@ -52,6 +52,8 @@ pub(super) struct ItemFile {
     /// Items that are not written yet.
     parts: Vec<Rows>,
     bytes: usize,
+    /// Bytes of fields that the format can hold.
+    most: usize,
     content: Content,
 }
 
@@ -83,13 +85,20 @@ impl ItemFile {
             Format::Npz => Content::Npz,
             Format::Parquet => Content::Parquet(None),
         };
-        Ok(Self { out, empty: Rows::empty(spec), parts: Vec::new(), bytes: 0, content })
+        let most = if format == Format::Npz { npz::MAX_BYTES } else { usize::MAX };
+        Ok(Self { out, empty: Rows::empty(spec), parts: Vec::new(), bytes: 0, most, content })
     }
 
     /// Adds items.
+    ///
+    /// # Errors
+    /// The format cannot hold as many bytes, or the file cannot be written.
     pub(super) fn push(&mut self, batch: Batch) -> anyhow::Result<()> {
         let rows = Rows::of_batch(batch);
         self.bytes += rows.bytes();
+        if self.bytes > self.most {
+            return Err(npz::Error::TooLarge(self.bytes).into());
+        }
         self.parts.push(rows);
         if self.bytes >= GROUP_BYTES { self.write_group() } else { Ok(()) }
     }
@@ -255,6 +264,7 @@ mod tests {
         Batch {
             handles: rows.handles.into_iter().map(MemoryId).collect(),
             weights: rows.weights,
+            scale: None,
             priorities: rows.priorities,
             versions: rows.versions,
             trajectories: rows.trajectories,
@@ -284,6 +294,13 @@ mod tests {
         let path = folder.path().join("empty.parquet");
         ItemFile::create(&path, &spec, false).unwrap().finish().unwrap();
         assert_eq!(Source::open(&path, Format::Parquet, None).unwrap().next_rows().unwrap(), None);
+
+        // Items that an archive cannot hold are refused before they are gathered.
+        let mut file = ItemFile::create(&folder.path().join("large.npz"), &spec, false).unwrap();
+        file.most = rows.bytes();
+        file.push(batch(rows.clone())).unwrap();
+        let refused = file.push(batch(rows.clone())).unwrap_err().to_string();
+        assert!(refused.contains("do not fit into an .npz archive"), "{refused}");
 
         let one = Rows { columns: rows.columns[..1].to_vec(), ..rows };
         let path = folder.path().join("x.npy");

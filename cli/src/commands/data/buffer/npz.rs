@@ -11,7 +11,7 @@ use flate2::read::DeflateDecoder;
 use std::io::Read as _;
 
 /// Largest archive: offsets have 32 bits.
-const MAX_BYTES: usize = u32::MAX as usize;
+pub(crate) const MAX_BYTES: usize = u32::MAX as usize;
 const LOCAL: u32 = 0x0403_4B50;
 const CENTRAL: u32 = 0x0201_4B50;
 const END: u32 = 0x0605_4B50;

@@ -165,7 +165,8 @@ impl RunGraph {
             );
             failure(ExitCode::Conflict, message)
         })?;
-        let mut text = format!("graph of {} runs:", self.submissions.len());
+        let plural = if self.submissions.len() == 1 { "" } else { "s" };
+        let mut text = format!("graph of {} run{plural}:", self.submissions.len());
         for (index, action) in plan.iter().filter(|(index, _)| self.runs[*index].is_own) {
             let run = &self.runs[*index];
             let after = if run.depends_on.is_empty() {

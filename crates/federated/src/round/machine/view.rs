@@ -50,6 +50,14 @@ impl Rounds {
         self.accepted.len()
     }
 
+    /// Rounds and cohorts in progress, and those whose updates are not aggregated yet.
+    #[must_use]
+    pub fn open_rounds(&self) -> BTreeSet<u64> {
+        let current = self.collection.as_ref().map(|_| self.round);
+        let batch = self.aggregating.as_ref().map(|batch| batch.round);
+        current.into_iter().chain(batch).chain(self.cohorts.numbers()).collect()
+    }
+
     /// Number of available clients without a task.
     #[must_use]
     pub fn waiting(&self) -> usize {
@@ -62,10 +70,10 @@ impl Rounds {
         self.leases.tasks.get(&number)
     }
 
-    /// The client whose update for a task was accepted, as far as it is remembered.
+    /// Whether the last update of a client that was accepted is that for a task.
     #[must_use]
-    pub fn receipt(&self, task: u64) -> Option<ClientId> {
-        self.receipts.get(&task).map(|(client, _)| *client)
+    pub fn has_receipt(&self, client: ClientId, task: u64) -> bool {
+        self.receipts.get(&client).is_some_and(|(accepted, _)| *accepted == task)
     }
 
     /// The tasks in progress.
@@ -90,6 +98,6 @@ impl Rounds {
     pub fn next_deadline(&self) -> Option<u64> {
         let round = self.collection.as_ref().and_then(|collection| collection.deadline_millis);
         let lease = self.leases.tasks.first_key_value().map(|(_, task)| task.expires_millis);
-        lease.into_iter().chain(round).min()
+        lease.into_iter().chain(round).chain(self.cohorts.next_deadline()).min()
     }
 }

@@ -2,12 +2,12 @@
 
 use super::super::page::{Chart, Page, Points, Section};
 use super::report::{
-    Extras, REQUIRED_R2, best_baseline, coverage_sentence, estimate, inversion_sentence, latent_sentence,
-    leaking_sentence, mean_rmse,
+    Extras, REQUIRED_R2, best_baseline, coverage_sentence, engine_sentence, estimate, inversion_sentence,
+    latent_sentence, leaking_sentence, mean_rmse,
 };
 use super::{FoldOutcome, Geodesic, Outcomes};
 use crate::report::Ink;
-use engram_geodesic::{Baseline, FoldReport, Report};
+use engram_geodesic::{Agreement, Baseline, FoldReport, Report};
 
 /// Inks of lines that have no meaning of their own.
 const INKS: [Ink; 5] = [Ink::Memory, Ink::Frequent, Ink::Recent, Ink::Punished, Ink::Axis];
@@ -21,7 +21,7 @@ pub(super) fn page(run: &Geodesic, report: &Report, outcomes: &Outcomes, extras:
     sections.extend(report.folds.iter().flat_map(|fold| [spectrum(report, fold), residuals(report, fold)]));
     sections
         .extend(shown_model(report, outcomes).into_iter().flat_map(|it| [metric(report, it), geodesics(report, it)]));
-    sections.extend([engines(report, outcomes), losses(report, outcomes), starts(report, outcomes)]);
+    sections.extend([engines(run, report, outcomes), losses(report, outcomes), starts(report, outcomes)]);
     let models = outcomes.folds.len() + outcomes.all.len() + outcomes.calibrations.len();
     Page {
         kind: "Geodesic run",
@@ -339,14 +339,22 @@ fn geodesics(report: &Report, outcome: &FoldOutcome) -> Section {
     }
 }
 
-/// Agreement of the engines on the trained metrics.
-fn engines(report: &Report, outcomes: &Outcomes) -> Section {
-    let header =
-        ["model", "problems solved by both", "not solved", "c(t), axis -1 to 1", "c'(0), relative", "residual"];
-    let row = |outcome: &FoldOutcome| {
-        let (result, it) = (&outcome.result, &outcome.agreement);
+/// Agreement of the engines on the trained metrics, and that of the predictions with those of the closed form.
+fn engines(run: &Geodesic, report: &Report, outcomes: &Outcomes) -> Section {
+    let header = [
+        "model",
+        "engine",
+        "problems solved by both",
+        "not solved",
+        "c(t), axis -1 to 1",
+        "c'(0), relative",
+        "residual",
+    ];
+    let row = |(outcome, it): (&FoldOutcome, &Agreement)| {
+        let result = &outcome.result;
         vec![
             format!("{} ppb, start {}", report.folds[result.task.fold].ppb, result.task.start + 1),
+            it.engine.clone(),
             it.compared.to_string(),
             it.unsolved.to_string(),
             format!("{:.1e}", it.max_position),
@@ -354,13 +362,16 @@ fn engines(report: &Report, outcomes: &Outcomes) -> Section {
             format!("{:.1e}", it.max_residual),
         ]
     };
+    let rows = outcomes.folds.iter().flat_map(|outcome| outcome.agreements.iter().map(move |it| (outcome, it)));
     Section {
         title: "Agreement of the engines".into(),
-        caption: "Largest differences between the closed form, which the model uses, and shooting, which does not use it, on the trained \
-                  metrics: geodesics over the whole axis at five wavelengths."
-            .into(),
+        caption: format!(
+            "Largest differences of shooting, and of shooting over a grid of Christoffel symbols, from the closed form on the trained \
+             metrics: geodesics over the whole axis at five wavelengths. {}",
+            engine_sentence(run, outcomes)
+        ),
         chart: None,
-        table: Some((header.map(str::to_owned).to_vec(), outcomes.folds.iter().map(row).collect())),
+        table: Some((header.map(str::to_owned).to_vec(), rows.map(row).collect())),
     }
 }
 

@@ -29,9 +29,10 @@ pub(super) fn findings(run: &Geodesic, report: &Report, outcomes: &Outcomes) -> 
     let extras = Extras { leaking, latent, samples: samples(run, outcomes)? };
     let mut summary: Vec<String> = report.table().lines().map(str::to_owned).collect();
     summary.extend(sentences(report, &extras));
+    summary.push(engine_sentence(run, outcomes));
     let clean: Vec<&TaskResult> = outcomes.folds.iter().map(|it| &it.result).collect();
     Ok(TaskFindings {
-        metrics: metrics(report, &clean, &extras),
+        metrics: metrics(report, &clean, &extras).into_iter().chain(engine_metric(outcomes)).collect(),
         outputs: outputs(report, &extras),
         summary,
         page: page(run, report, outcomes, &extras).render()?,
@@ -48,6 +49,26 @@ pub(super) fn sentences(report: &Report, extras: &Extras) -> Vec<String> {
     ];
     let sample = |(name, found): &(String, Inversion)| format!("{name}: {}.", estimate(found));
     optional.into_iter().flatten().chain(extras.samples.iter().map(sample)).collect()
+}
+
+/// Largest difference of a prediction from that of the closed form; none if the closed form predicts.
+fn from_closed_form(outcomes: &Outcomes) -> Option<f64> {
+    outcomes.folds.iter().filter_map(|it| it.from_closed_form).reduce(f64::max)
+}
+
+fn engine_metric(outcomes: &Outcomes) -> Option<(String, f64)> {
+    Some(("max_difference_from_closed_form".to_owned(), from_closed_form(outcomes)?))
+}
+
+/// Which engine predicts, and what that changes.
+pub(super) fn engine_sentence(run: &Geodesic, outcomes: &Outcomes) -> String {
+    match from_closed_form(outcomes) {
+        None => "The closed form predicts.".into(),
+        Some(difference) => format!(
+            "{} predicts; its absorbances differ from those of the closed form by at most {difference:.1e}.",
+            run.settings.engine.name()
+        ),
+    }
 }
 
 fn leaking_scores(run: &Geodesic, report: &Report, outcomes: &Outcomes) -> Vec<Scores> {

@@ -27,6 +27,8 @@ fn findings_do_not_depend_on_the_number_of_workers_and_label_the_leaking_variant
     assert_eq!(one, three);
     assert!(one.metrics["mean_rmse"] > 0.0 && one.metrics.contains_key("leaking_mean_rmse"));
     assert!(one.page.contains("leaking variant (has seen the spectra)") && one.page.contains("40 ppb"));
+    assert!(one.page.contains("The closed form predicts.") && one.page.contains("christoffel grid"));
+    assert!(!one.metrics.contains_key("max_difference_from_closed_form"));
     assert!(one.summary.iter().any(|line| line.starts_with("Leaking variant, not a validation")));
     assert!(one.summary.iter().any(|line| line.starts_with("RBF-GP")), "{:?}", one.summary);
     assert!((one.metrics["noise_level"] / 0.005 - 1.0).abs() < 0.1);
@@ -50,6 +52,20 @@ fn findings_do_not_depend_on_the_number_of_workers_and_label_the_leaking_variant
         assert!(one.page.contains(part), "{part}");
     }
     assert!((0.0..=1.0).contains(&one.metrics["band_coverage"]) && one.metrics["concentration_error_ppb"] >= 0.0);
+}
+
+#[test]
+fn another_engine_predicts_and_the_report_names_it_with_its_distance_from_the_closed_form() {
+    let spec = GeodesicRun { starts: 1, ..small(r#","engine":"ChristoffelGrid""#) };
+    let found = run_locally(&Geodesic::new(&spec, None).unwrap(), 2).unwrap();
+    let difference = found.metrics["max_difference_from_closed_form"];
+    assert!(difference > 0.0 && difference < 1e-4, "{difference}");
+    let sentence = "ChristoffelGrid predicts; its absorbances differ";
+    assert!(found.page.contains(sentence) && found.summary.iter().any(|line| line.contains(sentence)));
+    let mut flow = small(r#","engine":"ChristoffelGrid""#);
+    flow.training.decoder = SpectraDecoder::Flow;
+    let error = Geodesic::new(&flow, None).err().unwrap().to_string();
+    assert_eq!(error, "spec.geodesic: engine ChristoffelGrid does not support decoder Flow");
 }
 
 #[test]

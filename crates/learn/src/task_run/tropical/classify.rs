@@ -74,7 +74,7 @@ impl ClassifyWorkload {
         };
         let stage = if last { "final " } else { "" };
         Task {
-            name: format!("classify: {stage}{name}, rate {rate}, decay {decay}, start {start}"),
+            name: format!("classify: {stage}{name}, rate {rate}, decay {decay}, start {}", start + 1),
             input: encode(&Order { candidate, last }),
             cost: u64::from(self.settings.epochs) * self.data.len() as u64 * self.data.width as u64 * units,
         }
@@ -205,7 +205,7 @@ fn table_of(candidates: &[Fit]) -> Section {
         };
         let accuracy = format!("{:.2} %", fit.evaluation.accuracy * 100.0);
         let loss = format!("{:.4}", fit.evaluation.loss);
-        vec![name.to_owned(), rate.to_string(), decay.to_string(), start.to_string(), accuracy, loss]
+        vec![name.to_owned(), rate.to_string(), decay.to_string(), (start + 1).to_string(), accuracy, loss]
     };
     Section {
         title: "Candidates".to_owned(),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use engram_kernels::gpu::cuda::Cuda;
-use engram_kernels::{Device, Gpu, Order, Scope};
+use engram_kernels::{Device, Gpu, Order, RankRequest, Scope};
 use engram_memory::ONE;
 
 use super::{Clock, TimingFilter};
@@ -27,11 +27,10 @@ pub(super) fn rows(
     let arena = Arena::new(memories);
     arena.fill(&mut gpu)?;
     let Arena { segments, ids, .. } = &arena;
+    let full = RankRequest { segments, ids, scope: Scope::All, order: Order::HeaviestFirst, limit: None };
     let (all, mut out) = (u64::from(memories), Vec::new());
     let mut row = |gpu: &mut Gpu<Cuda>, names, bytes, counted, limit| {
-        clock.row(gpu, names, all, bytes, counted, |gpu| {
-            gpu.rank(segments, Scope::All, Order::HeaviestFirst, limit, ids, &mut out)
-        })
+        clock.row(gpu, names, all, bytes, counted, |gpu| gpu.rank(&RankRequest { limit, ..full }, &mut out))
     };
     let sort = TimingFilter::Span("radix_histogram", "radix_pass");
     let rows = vec![
@@ -40,7 +39,7 @@ pub(super) fn rows(
         row(&mut gpu, ("top 1,000, ties by id", "top"), 0, TimingFilter::Kernels, Some(TOP.min(memories as usize)))?,
     ];
     if let Some(scratch) = scratch {
-        gpu.rank(segments, Scope::All, Order::HeaviestFirst, None, ids, &mut out)?;
+        gpu.rank(&full, &mut out)?;
         ensure!(out.len() == memories as usize, "ranking returned {} of {memories} memories", out.len());
         let mut by_id: Vec<u32> = (0..memories).collect();
         by_id.sort_unstable_by_key(|&slot| ids.get(slot));

@@ -38,7 +38,7 @@ pub(super) fn rows(clock: Clock, mut gpu: Gpu<Cuda>, memories: u32) -> Result<Ve
     let features =
         FeatureColumn { dimension: DIMENSION, bits: &bits, inverse_norms: &inverse_norms, changes: &changes };
     let query = Query::new(&vector(u64::MAX));
-    let request = RecallRequest { query: &query, features, scope: Scope::All, limit: FIRST };
+    let request = RecallRequest { segments, ids, query: &query, features, scope: Scope::All, limit: FIRST };
     let (all, mut out) = (u64::from(*memories), Vec::new());
     // Reads features, and of each memory its slot, norm and potential; writes its key.
     let bytes = all * (2 * DIMENSION as u64 + 16);
@@ -48,7 +48,7 @@ pub(super) fn rows(clock: Clock, mut gpu: Gpu<Cuda>, memories: u32) -> Result<Ve
         all,
         bytes,
         TimingFilter::Sum(&["recall_keys"]),
-        |gpu| gpu.recall(segments, &request, ids, &mut out),
+        |gpu| gpu.recall(&request, &mut out),
     )?;
     Ok(vec![row])
 }

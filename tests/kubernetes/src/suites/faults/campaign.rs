@@ -2,11 +2,12 @@
 
 use super::clients::Clients;
 use super::kinds::{CONTAINER, Kind, NO_API_LONG, NODE, OPERATOR_AND_NODE, POD, WORKER};
-use super::outcome::Event;
+use super::outcome::{describe, to_json};
 use super::{WORKERS, clients, suffered, watch};
 use crate::cluster::Cluster;
 use anyhow::{Context, Result, ensure};
-use engram_faults::outages::Spread;
+use engram_faults::outcome::{FaultKind, Outcome};
+use engram_faults::runner::SeedRunner;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -22,6 +23,8 @@ const FAULTS: usize = ROUNDS * ROUND.len() + 1;
 const HOPELESS: u32 = 3;
 /// Before this round the API server is away for two minutes.
 const OUTAGE: usize = 5;
+/// Nothing is drawn: the order is fixed.
+const SEED: u64 = 0;
 /// From the root of the checkout.
 const RESULT: &str = "docs/results/kubernetes-faults.json";
 
@@ -30,7 +33,8 @@ pub(super) fn run(cluster: &Cluster) -> Result<String> {
     let began = Instant::now();
     // Now: others may work on the files meanwhile.
     let commit = commit()?;
-    let (events, problems) = suffer_all(cluster);
+    let outcome = suffer_all(cluster);
+    let (events, problems) = (&outcome.faults, &outcome.problems);
     let slowest_thousandth = clients(cluster)?.as_ref().map_or(Duration::ZERO, Clients::slowest_thousandth);
     let result = json!({
         "command": "cargo xtask kubernetes --campaign",
@@ -43,8 +47,8 @@ pub(super) fn run(cluster: &Cluster) -> Result<String> {
         "faultFreeP999Ms": slowest_thousandth.as_secs_f64() * 1_000.0,
         "acknowledged": events.iter().map(|event| event.acknowledged).sum::<u64>(),
         "problems": problems,
-        "kinds": kinds(&events),
-        "events": events,
+        "kinds": outcome.by_kind().iter().map(figures).collect::<Vec<_>>(),
+        "events": events.iter().map(to_json).collect::<Vec<_>>(),
     });
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(RESULT);
     std::fs::write(&path, serde_json::to_string_pretty(&result)? + "\n")
@@ -54,48 +58,35 @@ pub(super) fn run(cluster: &Cluster) -> Result<String> {
 }
 
 /// Does them all, one that fails too: what comes after it says whether the cluster got over it. Gives up on a cluster that does not.
-fn suffer_all(cluster: &Cluster) -> (Vec<Event>, Vec<String>) {
-    let (mut events, mut problems, mut in_a_row) = (Vec::new(), Vec::new(), 0);
+fn suffer_all(cluster: &Cluster) -> Outcome {
+    let mut runner = SeedRunner::new(SEED, FAULTS).tolerating(HOPELESS);
     let kinds = (0..ROUNDS).flat_map(|round| (round == OUTAGE).then_some(NO_API_LONG).into_iter().chain(ROUND));
-    for (place, kind) in (1..=FAULTS).zip(kinds) {
+    for kind in kinds {
+        let Some(place) = runner.next_fault() else { break };
         match suffered(cluster, &kind, 1) {
-            Ok(event) => {
-                println!("      {place:>3} {}: {event}", event.fault);
-                events.push(event);
-                in_a_row = 0;
+            Ok(fault) => {
+                println!("      {place:>3} {}: {}", fault.kind, describe(&fault));
+                runner.note(Ok(fault));
             }
             Err(error) => {
                 let problem = format!("fault {place}, {}: {error:#}", kind.name);
                 println!("      {problem}");
-                problems.push(problem);
-                in_a_row += 1;
+                runner.note(Err(problem));
             }
         }
-        if in_a_row == HOPELESS {
-            problems.push(format!("given up after {place} faults"));
-            break;
-        }
     }
-    (events, problems)
+    runner.finish()
 }
 
-/// The figures of each kind of fault.
-fn kinds(events: &[Event]) -> Vec<Value> {
-    let mut names: Vec<&str> = events.iter().map(|event| event.fault).collect();
-    names.sort_unstable();
-    names.dedup();
-    let figures = |name: &str| {
-        let of: Vec<&Event> = events.iter().filter(|event| event.fault == name).collect();
-        let spread = |ms: fn(&Event) -> u64| Spread::of(of.iter().map(|event| Duration::from_millis(ms(event))));
-        let sum = |count: fn(&Event) -> u64| of.iter().map(|event| count(event)).sum::<u64>();
-        json!({
-            "fault": name, "done": of.len(),
-            "lost": sum(|it| it.lost), "doubled": sum(|it| it.doubled), "conjured": sum(|it| it.conjured),
-            "writeGap": spread(|it| it.gap_ms), "copiesWhole": spread(|it| it.whole_ms),
-            "overBudget": of.iter().filter(|event| event.missed()).count(),
-        })
-    };
-    names.into_iter().map(figures).collect()
+/// The figures of a kind of fault.
+fn figures(kind: &FaultKind) -> Value {
+    let FaultKind { kind, done, longest, restored, over_budget, ledger, .. } = kind;
+    json!({
+        "fault": kind, "done": done,
+        "lost": ledger.lost, "doubled": ledger.doubled, "conjured": ledger.conjured,
+        "writeGap": longest, "copiesWhole": restored,
+        "overBudget": over_budget,
+    })
 }
 
 /// What the figures depend on most.

@@ -63,7 +63,7 @@ pub(in crate::suites) fn helm_set(cluster: &Cluster, values: &str, others: &[&st
     let chosen = ["upgrade", "--install", "engram", &chart, "--namespace", NAMESPACE, "--set-string", values];
     let how = ["--take-ownership", "--wait", "--timeout=55s"];
     let others: Vec<&str> = others.iter().flat_map(|value| ["--set", value]).collect();
-    cluster.in_network(1, program, [&chosen[..], &others, &how].concat()).map(drop)
+    cluster.client(program, [&chosen[..], &others, &how].concat(), "").map(drop)
 }
 
 /// Check: a cluster is Ready soon after it was applied.
@@ -105,7 +105,7 @@ pub(super) fn deleted(cluster: &Cluster) -> Result<String> {
 }
 
 /// Loads the images of operator and workers, unless nodes have those of the same programs from the suite before.
-fn load_images(cluster: &Cluster) -> Result<()> {
+pub(in crate::suites) fn load_images(cluster: &Cluster) -> Result<()> {
     let programs = ["engram-operator", "engram-worker"];
     let archive = cluster.path("engram.tar");
     let changed = |path: &Path| path.metadata().and_then(|it| it.modified()).ok();
@@ -135,15 +135,22 @@ fn import_as_documented(cluster: &Cluster, operator: &Content, worker: &Content)
     let commands: Vec<&str> = PAGE.lines().filter(|line| line.starts_with(IMPORT)).collect();
     ensure!(commands.len() == 3, "docs/install.md has {} commands `{IMPORT}`, and images are 3", commands.len());
     let root = cluster.path("documented");
-    fs::create_dir_all(root.join("target/images"))?;
+    let images = root.join("target/images");
+    fs::create_dir_all(&images)?;
     let version = env!("CARGO_PKG_VERSION");
     for (archive, name, content, program) in [
         ("operator", OPERATOR.to_owned(), operator, "/engram-operator"),
         ("worker", format!("{WORKER}:{version}"), worker, "/engram-worker"),
         ("worker-cuda", format!("{WORKER}-cuda:{version}"), worker, "/engram-worker"),
     ] {
-        let path = root.join("target/images").join(format!("{archive}.tar"));
+        let path = images.join(format!("{archive}.tar"));
         write_archive(&path, &[Image { name: &name, content, entrypoint: &[program], user: USER }])?;
+        if cluster.is_given() {
+            cluster.load_image(&path)?;
+        }
+    }
+    if cluster.is_given() {
+        return Ok(());
     }
     commands.into_iter().try_for_each(|command| cluster.on_every_node(&root, command))
 }

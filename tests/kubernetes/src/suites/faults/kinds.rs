@@ -33,8 +33,8 @@ pub(super) struct Kind {
     pub(super) inflict: fn(&Cluster) -> Result<Over>,
 }
 
-/// How often each fault is done in CI.
-const TIMES: u32 = 3;
+/// How often each fault is done in CI, where time is short; the campaign repeats them.
+const TIMES: u32 = 1;
 
 impl Kind {
     const fn failure(name: &'static str, inflict: fn(&Cluster) -> Result<Over>) -> Self {
@@ -86,7 +86,7 @@ impl Victim {
     /// The worker with the most primaries, of those on such nodes. The loss of one without primaries goes unnoticed.
     fn busiest_of(cluster: &Cluster, is_meant: impl Fn(u8) -> bool) -> Result<Self> {
         let map = watch::map(cluster)?;
-        let pods = watch::pods(cluster)?.into_iter().filter(|pod| watch::node_of(pod).is_ok_and(&is_meant));
+        let pods = watch::pods(cluster)?.into_iter().filter(|pod| cluster.node_of(pod).is_ok_and(&is_meant));
         let led = |pod: &Value| map.primaries(watch::ordinal(pod));
         let pod = pods.max_by_key(led).filter(|pod| led(pod) > 0).context("no worker there leads anything")?;
         let ordinal = watch::ordinal(&pod);
@@ -150,7 +150,7 @@ fn restarted(cluster: &Cluster, victim: &Victim, began: Instant) -> Result<Over>
 
 fn node_killed(cluster: &Cluster) -> Result<Over> {
     // One without an operator, where its worker leads anything: the other kind is a fault of its own.
-    let operators = watch::operators(cluster)?.iter().map(watch::node_of).collect::<Result<Vec<_>>>()?;
+    let operators = watch::operators(cluster)?.iter().map(|pod| cluster.node_of(pod)).collect::<Result<Vec<_>>>()?;
     let victim = Victim::busiest_of(cluster, |node| !operators.contains(&node));
     node_lost(cluster, &victim.or_else(|_| Victim::busiest(cluster))?)
 }
@@ -176,14 +176,14 @@ fn operator_and_node(cluster: &Cluster) -> Result<Over> {
 
 /// The worker on the node of another pod.
 fn worker_on_node_of(cluster: &Cluster, pod: &Value) -> Result<Victim> {
-    let node = watch::node_of(pod)?;
+    let node = cluster.node_of(pod)?;
     Victim::busiest_of(cluster, |it| it == node)
 }
 
 /// Kills a worker's node, and brings it back once the others have all copies.
 fn node_lost(cluster: &Cluster, victim: &Victim) -> Result<Over> {
-    let node = watch::node_of(&victim.pod)?;
-    let on_it = |pod: &Value| watch::node_of(pod).is_ok_and(|it| it == node);
+    let node = cluster.node_of(&victim.pod)?;
+    let on_it = |pod: &Value| cluster.node_of(pod).is_ok_and(|it| it == node);
     let pods = watch::pods(cluster)?.into_iter().chain(watch::operators(cluster)?);
     let before: Vec<(String, u64)> = pods.filter(on_it).map(|pod| (uid(&pod), starts(&pod))).collect();
     let began = Instant::now();
@@ -202,7 +202,7 @@ fn node_lost(cluster: &Cluster, victim: &Victim) -> Result<Over> {
 
 fn node_cut_off(cluster: &Cluster) -> Result<Over> {
     let victim = Victim::busiest(cluster)?;
-    let node = watch::node_of(&victim.pod)?;
+    let node = cluster.node_of(&victim.pod)?;
     let began = Instant::now();
     cluster.partition_node(node)?;
     let whole = watch::whole(cluster, began, &victim.processes);

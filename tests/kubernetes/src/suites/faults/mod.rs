@@ -15,10 +15,11 @@ mod watch;
 
 use self::clients::{Clients, Working};
 use self::kinds::Kind;
-use self::outcome::{Event, Over};
+use self::outcome::Over;
 use super::Check;
 use crate::cluster::Cluster;
 use anyhow::{Context, Result, ensure};
+use engram_faults::outcome::FaultReport;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The cluster that is put on trial.
@@ -81,12 +82,12 @@ fn clients(cluster: &Cluster) -> Result<MutexGuard<'static, Option<Clients>>> {
 
 /// A fault under load, one time after the other: reports the longest gap.
 fn trial(cluster: &Cluster, kind: &Kind) -> Result<String> {
-    let event = suffered(cluster, kind, kind.times)?;
-    Ok(event.to_string())
+    let fault = suffered(cluster, kind, kind.times)?;
+    Ok(outcome::describe(&fault))
 }
 
 /// Inflicts a fault repeatedly on an idle cluster while clients write, and waits each time until it is idle again.
-fn suffered(cluster: &Cluster, kind: &Kind, times: u32) -> Result<Event> {
+fn suffered(cluster: &Cluster, kind: &Kind, times: u32) -> Result<FaultReport> {
     wait_until_idle(cluster, kind).context("before the fault")?;
     let mut clients = clients(cluster)?;
     let clients = clients.as_mut().context("there are clients")?;
@@ -104,9 +105,9 @@ fn suffered(cluster: &Cluster, kind: &Kind, times: u32) -> Result<Event> {
     ensure!(closed.tally.is_clean(), "writes are lost, doubled or conjured: {:?}; {:?}", closed.tally, over.err());
     let over = over?;
     ensure!(closed.unserved == 0, "{} partitions take no writes though their copies are whole", closed.unserved);
-    let event = Event::new(kind.name, &closed, kind.promise.budget(clients.planned_budget()), over);
+    let fault = outcome::report(kind.name, &closed, kind.promise.budget(clients.planned_budget()), over);
     watch::settled(cluster, WORKERS).context("after the fault")?;
-    Ok(event)
+    Ok(fault)
 }
 
 /// Does a fault again under the same load, once nothing is left of the last time.

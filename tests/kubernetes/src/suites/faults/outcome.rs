@@ -1,7 +1,8 @@
 //! What came of a fault, and whether that is what was promised.
 
 use super::clients::{Closed, Longest};
-use serde::Serialize;
+use engram_faults::outcome::FaultReport;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// How long a write may be held up by a failure: the budget of the design.
@@ -31,50 +32,58 @@ impl Over {
     }
 }
 
-/// A fault that is over.
-#[derive(Debug, Clone, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Event {
-    pub(super) fault: &'static str,
-    pub(super) acknowledged: u64,
-    pub(super) lost: u64,
-    pub(super) doubled: u64,
-    pub(super) conjured: u64,
-    pub(super) gap_ms: u64,
-    pub(super) budget_ms: u64,
-    pub(super) whole_ms: u64,
-    pub(super) note: String,
+/// Returns the report of a fault that is over.
+pub(super) fn report(fault: &'static str, closed: &Closed, budget: Duration, over: Over) -> FaultReport {
+    let target = match closed.longest {
+        Some(Longest { partition, after, machine }) => format!(
+            "{}; the longest gap was of partition {partition}, {:.1} s on: processors idle for {:.2} s, taken away for {:.2} s",
+            over.note,
+            after.as_secs_f64(),
+            machine.idle.as_secs_f64(),
+            machine.stolen.as_secs_f64(),
+        ),
+        None => over.note,
+    };
+    FaultReport {
+        kind: fault,
+        target,
+        restored: over.whole,
+        outages: vec![closed.gap],
+        budget: Some(budget),
+        acknowledged: closed.acknowledged,
+        ledger: closed.tally,
+        ..FaultReport::default()
+    }
 }
 
-impl Event {
-    pub(super) fn new(fault: &'static str, closed: &Closed, budget: Duration, over: Over) -> Self {
-        let ms = |time: Duration| time.as_millis() as u64;
-        Self {
-            fault,
-            acknowledged: closed.acknowledged,
-            lost: closed.tally.lost,
-            doubled: closed.tally.doubled,
-            conjured: closed.tally.conjured,
-            gap_ms: ms(closed.gap),
-            budget_ms: ms(budget),
-            whole_ms: ms(over.whole),
-            note: match closed.longest {
-                Some(Longest { partition, after, machine }) => format!(
-                    "{}; the longest gap was of partition {partition}, {:.1} s on: processors idle for {:.2} s, taken away for {:.2} s",
-                    over.note,
-                    after.as_secs_f64(),
-                    machine.idle.as_secs_f64(),
-                    machine.stolen.as_secs_f64(),
-                ),
-                None => over.note,
-            },
-        }
-    }
+/// Describes a fault in one line.
+pub(super) fn describe(fault: &FaultReport) -> String {
+    let FaultReport { acknowledged, ledger, restored, target, .. } = fault;
+    format!(
+        "{acknowledged} acknowledged, {} lost, {} doubled; write gap {:.2} s ({} {:.2} s); copies whole after {:.1} s; {target}",
+        ledger.lost,
+        ledger.doubled,
+        fault.longest().as_secs_f64(),
+        if fault.exceeds_budget() { "MISSED" } else { "of" },
+        fault.budget.unwrap_or_default().as_secs_f64(),
+        restored.as_secs_f64(),
+    )
+}
 
-    /// Whether a write waited longer than it may.
-    pub(super) const fn missed(&self) -> bool {
-        self.gap_ms > self.budget_ms
-    }
+/// Returns a fault as the file of a campaign has it.
+pub(super) fn to_json(fault: &FaultReport) -> Value {
+    let ms = |time: Duration| time.as_millis() as u64;
+    json!({
+        "fault": fault.kind,
+        "acknowledged": fault.acknowledged,
+        "lost": fault.ledger.lost,
+        "doubled": fault.ledger.doubled,
+        "conjured": fault.ledger.conjured,
+        "gapMs": ms(fault.longest()),
+        "budgetMs": ms(fault.budget.unwrap_or_default()),
+        "wholeMs": ms(fault.restored),
+        "note": fault.target,
+    })
 }
 
 impl Promise {
@@ -84,20 +93,5 @@ impl Promise {
             Self::Failure => FAILURE,
             Self::Planned => planned,
         }
-    }
-}
-
-impl std::fmt::Display for Event {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { acknowledged, lost, doubled, gap_ms, budget_ms, whole_ms, note, .. } = self;
-        let second = |ms: u64| ms as f64 / 1_000.0;
-        write!(
-            f,
-            "{acknowledged} acknowledged, {lost} lost, {doubled} doubled; write gap {:.2} s ({} {:.2} s); copies whole after {:.1} s; {note}",
-            second(*gap_ms),
-            if self.missed() { "MISSED" } else { "of" },
-            second(*budget_ms),
-            second(*whole_ms),
-        )
     }
 }

@@ -50,12 +50,6 @@ pub(super) fn ordinal(pod: &Value) -> u32 {
     name.and_then(|(_, number)| number.parse().ok()).unwrap_or(u32::MAX)
 }
 
-/// The number of the node that a pod is on.
-pub(super) fn node_of(pod: &Value) -> Result<u8> {
-    let node = pod["spec"]["nodeName"].as_str().and_then(|it| it.strip_prefix('n')).and_then(|it| it.parse().ok());
-    node.context("the pod is on no node")
-}
-
 /// What must not change where nothing is to be restarted: each pod's identity, and how often its container was started.
 pub(super) fn identities(cluster: &Cluster) -> Result<Vec<(Value, Value)>> {
     let of =

@@ -1,9 +1,9 @@
 //! The next version from a batch.
 
-use super::super::blobs::ContentName;
-use super::super::versions::{Memory, put_next_blocks, put_version};
-use super::super::{Interruption, failed, now_millis, patiently};
-use super::{Core, Step};
+use crate::runs::federated::blobs::ContentName;
+use crate::runs::federated::core::{Core, Step};
+use crate::runs::federated::versions::{Memory, put_next_blocks, put_version};
+use crate::runs::federated::{Interruption, failed, now_millis, patiently};
 use engram_api::Code;
 use engram_federated::aggregation::{aggregate_sum, aggregate_updates};
 use engram_federated::model::Update;
@@ -13,11 +13,11 @@ use engram_federated::strategy::{Aggregator, UpdateHead};
 use std::time::Instant;
 
 /// Report of a task of which none is known.
-const NO_REPORT: Report = Report { nonce: 0, samples: 0, loss: None, rate_sum: None };
+const NO_REPORT: Report = Report { samples: 0, loss: None, rate_sum: None };
 
 impl Core {
     /// Aggregates the next batch and stores the version. Returns `None` if there is none.
-    pub(in super::super) async fn aggregate_next(&mut self) -> Result<Option<Step>, Interruption> {
+    pub(in crate::runs::federated) async fn aggregate_next(&mut self) -> Result<Option<Step>, Interruption> {
         let Some(batch) = self.batches.pop_front() else { return Ok(None) };
         let began = Instant::now();
         let (memory, model) = self.next_version(&batch).await?;
@@ -28,13 +28,18 @@ impl Core {
             (name, self.service.report(it.task).copied().unwrap_or(NO_REPORT))
         });
         let updates = clients.collect();
-        let (_, actions) = self.service.aggregated(&batch, model, now_millis());
-        let missing = std::mem::take(&mut self.missing);
-        self.is_changed = true;
-        self.apply(actions);
+        let missing = self.charging(|core| {
+            let (_, actions) = core.service.aggregated(&batch, model, now_millis());
+            let missing = std::mem::take(&mut core.missing);
+            core.is_changed = true;
+            core.apply(actions);
+            missing
+        });
+        self.publish();
         self.write_state().await?;
-        self.sweep().await?;
-        Ok(Some(Step { updates, missing, model, seconds }))
+        self.is_sweep_due = true;
+        self.sweep_unused().await?;
+        Ok(Some(Step { updates, missing, seconds }))
     }
 
     async fn next_version(&self, batch: &Batch) -> Result<(Memory, Digest), Interruption> {
@@ -60,11 +65,12 @@ impl Core {
 
     async fn next_whole(&self, batch: &Batch, mut aggregator: Aggregator) -> Result<Aggregator, Interruption> {
         let (job, seed, number) = (self.job.clone(), *self.service.seed(), batch.number);
-        let sum = self.masks.sum().cloned();
+        let sum = self.masks.sum(batch.round).cloned();
+        let base = batch.contributions.first().map_or(batch.version, |first| first.version);
         let updates = if job.secure.is_some() { Vec::new() } else { self.updates(batch, &aggregator).await? };
         let compute = move || {
             let result = match (&sum, job.secure.is_some()) {
-                (Some(sum), true) => aggregate_sum(&job, &mut aggregator, sum, number, &seed),
+                (Some(sum), true) => aggregate_sum(&job, &mut aggregator, sum, base, number, &seed),
                 _ => aggregate_updates(&job, &mut aggregator, &updates, number, &seed),
             };
             result.map(|()| aggregator)
@@ -81,7 +87,7 @@ impl Core {
     ) -> Result<(&'a Contribution, Report, ContentName), Interruption> {
         let task = contribution.task;
         let report = *self.service.report(task).ok_or_else(|| missing(task))?;
-        Ok((contribution, report, ContentName::Update { task, nonce: report.nonce }))
+        Ok((contribution, report, ContentName::Update(task)))
     }
 
     /// Reads the updates of a batch.

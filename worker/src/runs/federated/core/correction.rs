@@ -3,8 +3,8 @@
 //! The control variates of all clients are part of what the strategy remembers: they change with a version, exactly once, and a client that lost its
 //! state goes on with its own.
 
-use super::super::Caller;
-use super::Core;
+use crate::runs::federated::Caller;
+use crate::runs::federated::core::Core;
 use engram_federated::error::InvalidInput;
 use engram_federated::model_signature::{correction_name, sign_model};
 use engram_federated::round::{Refusal, Task};
@@ -12,7 +12,7 @@ use engram_federated::service::{Denial, digest, encode_values};
 
 impl Core {
     /// Returns digest and signature of the correction of a task's client; empty without SCAFFOLD.
-    pub(super) fn signed_correction(&self, task: &Task) -> (Vec<u8>, Vec<u8>) {
+    pub(in crate::runs::federated::core) fn signed_correction(&self, task: &Task) -> (Vec<u8>, Vec<u8>) {
         let Some((_, correction)) = self.memory.correction(task.client) else { return Default::default() };
         let client = self.service.name_of(task.client).unwrap_or_default();
         let digest = digest(&encode_values(&correction));
@@ -21,7 +21,7 @@ impl Core {
     }
 
     /// Returns a part of the caller's correction, and the length of the whole.
-    pub(super) fn correction_part(
+    pub(in crate::runs::federated::core) fn correction_part(
         &self,
         caller: &Caller,
         version: u64,
@@ -42,7 +42,10 @@ impl Core {
     }
 
     /// Checks the sum of the local step sizes of an update: required with SCAFFOLD, and not used without.
-    pub(super) fn required_rate_sum(&self, rate_sum: Option<f64>) -> Result<Option<f64>, InvalidInput> {
+    pub(in crate::runs::federated::core) fn required_rate_sum(
+        &self,
+        rate_sum: Option<f64>,
+    ) -> Result<Option<f64>, InvalidInput> {
         if !self.job.strategy.has_control() {
             return Ok(None);
         }

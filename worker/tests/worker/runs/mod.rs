@@ -1,0 +1,3 @@
+mod gpu;
+mod tasks;
+mod training;

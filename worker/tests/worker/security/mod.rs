@@ -1,0 +1,2 @@
+mod tls;
+mod tokens;
