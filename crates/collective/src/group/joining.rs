@@ -11,7 +11,7 @@ use super::{MemberId, Position, Report, Timing};
 /// A joiner waits this many times as long as its fetch takes, if that is longer than the detection time.
 const PATIENCE: u64 = 10;
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct Joiner {
     /// When it was requested to fetch the state, and from which step on that is done.
     requested: Option<(u64, u64)>,
@@ -24,7 +24,7 @@ struct Joiner {
 }
 
 /// The joiners of a group.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Joiners {
     timing: Timing,
     known: BTreeMap<MemberId, Joiner>,

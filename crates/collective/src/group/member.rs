@@ -114,7 +114,7 @@ pub enum MemberAction {
 }
 
 /// A member of a group.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Member {
     id: MemberId,
     timing: Timing,

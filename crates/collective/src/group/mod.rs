@@ -37,7 +37,7 @@ pub struct Position {
 }
 
 /// The durable record of a group.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Record {
     /// Number of the membership; rises with each change.
     pub generation: u64,
@@ -48,7 +48,7 @@ pub struct Record {
 }
 
 /// What allows a new generation, so that two sides of a network partition can't both form one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Quorum {
     /// More than half of the members of the previous generation must confirm the fence.
     Majority,
@@ -57,7 +57,7 @@ pub enum Quorum {
 }
 
 /// All timeouts, derived from one detection time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Timing {
     detect_ms: u64,
 }
@@ -103,7 +103,7 @@ impl Timing {
 }
 
 /// What a member does at present.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Not part of a generation that it knows.
     Outside,
@@ -120,7 +120,7 @@ pub enum Stage {
 }
 
 /// Why a peer is suspected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause {
     /// No chunk or flag arrived for the detection time.
     Stalled,
@@ -129,7 +129,7 @@ pub enum Cause {
 }
 
 /// A suspected peer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Suspicion {
     /// The peer.
     pub peer: MemberId,
@@ -138,7 +138,7 @@ pub struct Suspicion {
 }
 
 /// A complete reduced gradient that is not applied yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Prepared {
     /// Generation that reduced it.
     pub generation: u64,
@@ -149,7 +149,7 @@ pub struct Prepared {
 }
 
 /// The complete status of a member. Reports are idempotent: a lost one is replaced by the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Report {
     /// The member.
     pub member: MemberId,
@@ -172,7 +172,7 @@ pub struct Report {
 }
 
 /// A message of the service to a member. Every message carries the term of the service; members ignore older terms.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Notice {
     /// Stop the old generation and report.
     Fence {

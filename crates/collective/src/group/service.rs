@@ -10,7 +10,7 @@ use super::{Cause, MemberId, Notice, Position, Quorum, Record, Report, Stage, Ti
 const REMEMBERED_STEPS: usize = 8_192;
 
 /// Settings of a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Settings {
     /// The timeouts.
     pub timing: Timing,
@@ -41,7 +41,7 @@ pub enum ServiceEvent {
 }
 
 /// Why a group does not train.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PauseReason {
     /// Fewer members than the minimum.
     Members {
@@ -98,14 +98,14 @@ pub enum ServiceAction {
     },
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Probe {
     since_ms: u64,
     sent: u64,
     cause: Option<(MemberId, Cause)>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Change {
     since_ms: u64,
     sent_ms: u64,
@@ -114,7 +114,7 @@ struct Change {
     requested: Option<(Option<u64>, Position, u64)>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Phase {
     Stable,
     Changing(Change),
@@ -122,7 +122,7 @@ enum Phase {
     Deposed,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Strike {
     at_ms: u64,
     generation: u64,
@@ -131,14 +131,14 @@ struct Strike {
 
 /// Exclusion of a living member whose link to a peer failed repeatedly. It doubles each time: one that lives behind a link that flaps must not cost the
 /// others a stall every few steps.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Quarantine {
     until_ms: u64,
     lasts_ms: u64,
 }
 
 /// The membership service.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Service {
     settings: Settings,
     term: u64,
