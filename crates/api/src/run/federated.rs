@@ -203,7 +203,7 @@ pub struct FederatedClients {
     /// Most clients of the run, 1 to 10,000. A client is enrolled when it checks in first.
     #[schemars(range(min = 1, max = 10_000), example = &20)]
     pub population: u64,
-    /// Updates that end a round, 1 to `population`; with `privacy.sampling: Poisson` it is not used.
+    /// Updates that end a round, 1 to `population`; not used with `privacy.samplingRate`.
     #[schemars(range(min = 1, max = 10_000), example = &10)]
     pub per_round: u64,
     /// Updates without which a round is aborted at its deadline, 1 to `perRound`; absent means half of `perRound`.
