@@ -185,6 +185,11 @@ pub enum CheckpointError {
 }
 
 impl Checkpoint {
+    /// Whether all members of a group write the same bytes to a file after a step.
+    pub fn is_common(file: &str) -> bool {
+        file != FEEDBACK_FILE
+    }
+
     /// Returns the checkpoint of a model that reads this table.
     ///
     /// # Errors

@@ -194,7 +194,7 @@ impl Engine {
                 Work::Flags { step, valid, cancel } => self.flags(step, valid, &cancel),
                 Work::Apply { step, apply, digest } => self.apply(step, apply, digest),
                 Work::Install { checkpoint } => self.install(&checkpoint),
-                Work::Copy { reply } => self.copy(reply),
+                Work::Copy { at, reply } => self.copy(at, reply),
                 Work::Complete => self.complete(),
                 Work::Stop => break,
             }
@@ -335,7 +335,10 @@ impl Engine {
         }
     }
 
-    fn copy(&self, reply: oneshot::Sender<Checkpoint>) {
+    fn copy(&self, at: Option<Position>, reply: oneshot::Sender<Checkpoint>) {
+        if at.is_some_and(|at| at != self.position) {
+            return;
+        }
         match self.snapshot() {
             // The receiver may have gone.
             Ok(checkpoint) => drop(reply.send(checkpoint)),

@@ -10,7 +10,9 @@ use crate::training::transport::connections::{Connector, Generation, Peer};
 use crate::training::transport::remote::RemoteCheckpoints;
 use crate::training::transport::transfer;
 use engram_client::group::{notice_from_wire, position_to_wire, report_to_wire};
-use engram_collective::group::{Member, MemberAction, MemberEvent, MemberId, Notice, Prepared, Stage, Timing};
+use engram_collective::group::{
+    Member, MemberAction, MemberEvent, MemberId, Notice, Position, Prepared, Stage, Timing,
+};
 use engram_memory::RunId;
 use engram_proto::v1;
 use engram_proto::v1::training_event::Event;
@@ -41,8 +43,8 @@ pub(in crate::training) enum Inbound {
     /// A driver connected.
     Driver(EventSender),
     Order(Order),
-    /// Another worker wants the state.
-    Copy(oneshot::Sender<Checkpoint>),
+    /// Another worker wants the state, at a position if one is named.
+    Copy(Option<Position>, oneshot::Sender<Checkpoint>),
 }
 
 /// What a member needs to start.
@@ -261,7 +263,7 @@ impl Host {
             Inbound::Order(Order::Stop(stop)) if stop.complete => self.work(Work::Complete),
             Inbound::Order(Order::Stop(_)) => false,
             Inbound::Order(Order::Notice(notice)) => self.notice(notice).await,
-            Inbound::Copy(reply) => self.work(Work::Copy { reply }),
+            Inbound::Copy(at, reply) => self.work(Work::Copy { at, reply }),
         }
     }
 
@@ -369,8 +371,8 @@ impl Host {
                     self.driver.send(Event::Report(report_to_wire(&report)));
                     true
                 }
-                MemberAction::CatchUp { sources, .. } => {
-                    self.catch_up(&sources);
+                MemberAction::CatchUp { position, sources } => {
+                    self.catch_up(position, &sources);
                     true
                 }
                 MemberAction::Left => false,
@@ -398,8 +400,8 @@ impl Host {
         self.work(Work::Flags { step: flag.step, valid: flag.valid, cancel })
     }
 
-    /// Fetches the state from another member, unless a transfer is in progress.
-    fn catch_up(&self, sources: &[MemberId]) {
+    /// Fetches the state from other members, unless a transfer is in progress.
+    fn catch_up(&self, position: Position, sources: &[MemberId]) {
         if self.is_transferring.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -407,7 +409,7 @@ impl Host {
         let (shared, key, done) = (Arc::clone(&self.shared), self.key, self.caught_up.clone());
         let is_transferring = Arc::clone(&self.is_transferring);
         tokio::spawn(async move {
-            match transfer::fetch(&shared, key, ordinals).await {
+            match transfer::fetch(&shared, key, position, ordinals).await {
                 // The member may have ended.
                 Ok(checkpoint) => drop(done.send(checkpoint).await),
                 Err(error) => {

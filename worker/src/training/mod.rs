@@ -31,6 +31,7 @@ pub(crate) use transport::links::{LinkEvent, Links};
 
 use crate::shared::Shared;
 use checkpoint::files::CheckpointFolder;
+use engram_collective::group::Position;
 use engram_memory::RunId;
 use engram_proto::v1;
 use engram_train::job::Job;
@@ -113,11 +114,11 @@ impl Trainings {
         all.range((run, 0)..=(run, u64::MAX)).next_back().map(|(_, served)| Arc::clone(served))
     }
 
-    /// Copies the state of a member.
-    async fn copy(&self, key: Key) -> Option<Checkpoint> {
+    /// Copies the state of a member; `None` if there is none, or if it is not at the position that may be named.
+    async fn copy(&self, key: Key, at: Option<Position>) -> Option<Checkpoint> {
         let inbox = self.members.get(key).await?;
         let (reply, state) = oneshot::channel();
-        inbox.send(Inbound::Copy(reply)).await.ok()?;
+        inbox.send(Inbound::Copy(at, reply)).await.ok()?;
         state.await.ok()
     }
 }

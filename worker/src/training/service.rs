@@ -2,7 +2,7 @@
 
 use crate::shared::Shared;
 use crate::training::host::Inbound;
-use crate::training::transport::transfer;
+use crate::training::transport::transfer::{self, Stripe};
 use engram_proto::v1::training_order::Order;
 use engram_proto::v1::training_service_server::TrainingService;
 use engram_proto::v1::{self, Problem, ProblemKind};
@@ -59,8 +59,11 @@ impl TrainingService for TrainingEndpoint {
         let message = request.into_inner();
         let run = engram_proto::answers::run_id(&message.run);
         let run = run.map_err(|error| Problem::of(ProblemKind::Invalid, error.to_string()).into_status())?;
-        let state = self.shared.trainings.copy((run, message.submitted_ms)).await;
-        let state = state.ok_or_else(|| Status::not_found("this worker has no member of the run"))?;
-        Ok(Response::new(futures::stream::iter(transfer::parts(state).into_iter().map(Ok)).boxed()))
+        let stripe = message.stripe.map(Stripe::from_wire);
+        let at = stripe.as_ref().map(|it| it.position);
+        let state = self.shared.trainings.copy((run, message.submitted_ms), at).await;
+        let missing = || Status::not_found("this worker has no member of the run, or its state is at another step");
+        let parts = transfer::parts(state.ok_or_else(missing)?, stripe.as_ref());
+        Ok(Response::new(futures::stream::iter(parts.into_iter().map(Ok)).boxed()))
     }
 }

@@ -20,8 +20,8 @@ pub(in crate::training) enum Work {
     Apply { step: u64, apply: bool, digest: oneshot::Sender<u64> },
     /// Replace the state.
     Install { checkpoint: Checkpoint },
-    /// Copy the state.
-    Copy { reply: oneshot::Sender<Checkpoint> },
+    /// Copy the state, if it is at the position that may be named.
+    Copy { at: Option<Position>, reply: oneshot::Sender<Checkpoint> },
     /// Measure the result and write the last checkpoint.
     Complete,
     /// Write a checkpoint of the present step, then end.
