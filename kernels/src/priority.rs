@@ -150,6 +150,30 @@ mod tests {
         }
     }
 
+    /// All random numbers that differ within a stratum, each once: an item is drawn as often as `count` times its share of the priorities.
+    #[test]
+    fn expected_draws_are_the_shares_of_the_priorities() {
+        let priorities = [3_u64, 0, 5, 1, 8, 4];
+        let total: u64 = priorities.iter().sum();
+        let item_of = |threshold: u64| {
+            let ends = priorities.iter().scan(0, |end, priority| {
+                *end += priority;
+                Some(*end)
+            });
+            ends.take_while(|end| *end <= threshold).count()
+        };
+        for count in 1..=9 {
+            let mut drawn = [0_u64; 6];
+            for draw in 0..count {
+                for within in 0..total {
+                    let random = ((u128::from(within) << 64).div_ceil(u128::from(total))) as u64;
+                    drawn[item_of(stratified(draw, count, random, total))] += 1;
+                }
+            }
+            assert_eq!(drawn, priorities.map(|priority| priority * u64::from(count)), "{count} draws");
+        }
+    }
+
     #[test]
     fn draws_are_those_of_the_specification() {
         assert_eq!(random(0, 0, 0, 0), 0xe169_c58d_6627_e8d5); // Known-answer test of Philox4x32-10.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,11 @@ TYPES = {
     "uint8": pa.uint8(), "uint16": pa.uint16(), "uint32": pa.uint32(), "uint64": pa.uint64(),
     "float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64(),
 }  # fmt: skip
+
+
+def table_of_columns(columns: Mapping[str, Any]) -> Any:
+    """Returns the table of arrays and of lists of texts."""
+    return pa.table({name: pa.array(column, pa.string() if isinstance(column, list) else None) for name, column in columns.items()})
 
 
 def table_of(schema: Schema, parts: Sequence[Batch]) -> Any:

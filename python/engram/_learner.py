@@ -23,7 +23,7 @@ from ._database import Database, cluster_manifest, connect, local_database
 from ._errors import create, invalid
 from ._local import LocalCluster
 from ._progress import Progress, progress_bar
-from ._results import ONE, ClusterStatus, Digest, GroupQuality, Memories, Quality, WriteResult, table
+from ._results import ONE, ClusterStatus, Digest, GroupQuality, Memories, Quality, Worker, WriteResult, table
 
 #: Memories of the experiment that a learner without memories of its own creates: as of a manifest's ``synthetic: {}``.
 SYNTHETIC_MEMORIES = 100_000
@@ -329,6 +329,11 @@ class DistributedLearner:
     def status(self) -> Steps[ClusterStatus]:
         """Returns workers and partitions."""
         return (yield from steps(Database.status)(self._db))
+
+    @property
+    def nodes(self) -> tuple[Worker, ...]:
+        """Workers, as of :meth:`status`."""
+        return self.status().workers
 
     @calls
     def quality(self, *, timeout: Timeout = None) -> Steps[Quality]:

@@ -234,7 +234,10 @@ class ReplayBuffer(OpenedBuffer):
         fields: Sequence[str] | None = None,
         timeout: Timeout = None,
     ) -> Stream:
-        """Yields batches; with ``prefetch`` the next ones are drawn by a thread meanwhile. Members of a ``group`` get disjoint draws."""
+        """Yields batches; with ``prefetch`` the next ones are drawn by a thread meanwhile.
+
+        The members of a ``group``, for example an :class:`engram.torch.Group`, get disjoint parts of each draw: together a ``batch_size``.
+        """
 
         def draw() -> Batch:
             return self.sample(fields=fields, timeout=timeout, **part_of(group))

@@ -54,9 +54,21 @@ class Memories:
         return iter(zip(self.ids.tolist(), self.weights.tolist(), strict=True))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the columns, for a data frame: ``pandas.DataFrame(memories.to_dict())``."""
+        """Returns the columns: id, weight, group, key, and score of a recall."""
         columns = {"id": self.ids, "weight": self.weights, "group": self.groups, "key": self.keys}
         return columns if self.scores is None else {**columns, "score": self.scores}
+
+    def to_arrow(self) -> Any:
+        """Returns a ``pyarrow.Table`` with the columns of :meth:`to_dict`. Needs the extra ``engram[arrow]``."""
+        from ._arrow import table_of_columns
+
+        return table_of_columns(self.to_dict())
+
+    def to_pandas(self) -> Any:
+        """Returns a ``pandas.DataFrame`` with the columns of :meth:`to_dict`. Needs pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.to_dict())
 
     def to_numpy(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Returns a structured array with the fields ``id``, ``weight`` and ``group``."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypedDict
 
 from ._batch import Batch
+from ._errors import invalid
 
 
 def _draw_ahead(
@@ -103,14 +104,14 @@ class AsyncStream(AsyncIterator[Batch]):
 
 
 class Member(Protocol):
-    """A member of a group of learners that draw from one plan."""
+    """A member of a group of learners that draw from one plan, such as :class:`engram.torch.Group`."""
 
     @property
     def rank(self) -> int:
         """Rank, from 0."""
 
     @property
-    def world_size(self) -> int:
+    def size(self) -> int:
         """Number of members."""
 
 
@@ -123,4 +124,12 @@ class Part(TypedDict, total=False):
 
 def part_of(group: Member | None) -> Part:
     """Returns the part of a draw that is a member's."""
-    return {} if group is None else {"rank": group.rank, "world_size": group.world_size}
+    if group is None:
+        return {}
+    rank, size = group.rank, group.size
+    while (rank, size) != (group.rank, group.size):
+        # The membership changes meanwhile.
+        rank, size = group.rank, group.size
+    if not 0 <= rank < size:
+        raise invalid(f"group has rank {rank} of {size} members; allowed: a process that has joined its group")
+    return {"rank": rank, "world_size": size}

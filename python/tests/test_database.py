@@ -47,6 +47,18 @@ def test_keys_name_memories(db: engram.Database) -> None:
     db.remove(["tea", "coffee", "größe", "milk"])
 
 
+@pytest.mark.arrow
+def test_ranked_memories_are_tables(db: engram.Database) -> None:
+    db.insert(["tea", "coffee"], [0.5, 0.25], groups=9)
+    ranked = db.rank(group=9)
+    expected = {"id": ranked.ids.tolist(), "weight": [0.5, 0.25], "group": [9, 9], "key": ["tea", "coffee"]}
+    pytest.importorskip("pyarrow")
+    assert ranked.to_arrow().to_pydict() == expected
+    db.remove(["tea", "coffee"])
+    pytest.importorskip("pandas")
+    assert ranked.to_pandas().to_dict("list") == expected
+
+
 def test_recall_finds_the_nearest_and_payloads_come_back(db: engram.Database) -> None:
     features = np.eye(4, dtype=np.float64)
     db.insert([50, 51, 52, 53], 1.0, features=features, payloads=[b"a", b"", b"\0c", b"d"], groups=9)

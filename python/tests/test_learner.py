@@ -22,6 +22,7 @@ def test_roadmap_example_converges_while_a_worker_is_killed() -> None:
         # Decay 0.01 and rate 0.05: +0.03 - 0.01 against -0.03 - 0.01 ... the difference grows by the same amount per epoch.
         assert history.column("convergence") == pytest.approx(np.arange(2, 11), rel=1e-6)
         assert len(learner.status().workers) == 3
+        assert [node.ordinal for node in learner.nodes] == [0, 1, 2]
         report = pickle.loads(pickle.dumps(history[-1]))
         assert report == history[-1] and dict(report)["epoch"] == 10
 

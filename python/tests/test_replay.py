@@ -262,6 +262,34 @@ def test_stream_draws_ahead_and_members_get_disjoint_parts(db: engram.Database) 
     assert not np.array_equal(first.index, second.index)
 
 
+class Place:
+    """What a buffer reads of a group."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def test_streams_of_a_group_are_the_parts_of_one_draw(db: engram.Database) -> None:
+    ReplayBuffer(db, "parts", capacity=1_000).extend(items(100))
+
+    def handle() -> ReplayBuffer:
+        return ReplayBuffer(db, "parts", capacity=1_000, batch_size=8)
+
+    whole = [batch.index.tolist() for batch in handle().stream(batches=3)]
+    members = [handle().stream(Place(rank, 2), batches=3) for rank in (0, 1)]
+    for expected, parts in zip(whole, zip(*members, strict=True), strict=True):
+        assert [len(part.index) for part in parts] == [4, 4]
+        assert sorted(np.concatenate([part.index for part in parts]).tolist()) == sorted(expected)
+    # The membership may change between two batches.
+    place = Place(0, 1)
+    stream = handle().stream(place)
+    assert len(next(stream).index) == 8
+    place.rank, place.size = 1, 2
+    assert len(next(stream).index) == 4
+    with pytest.raises(ValueError, match="rank 0 of 0 members"):
+        next(handle().stream(Place(0, 0)))
+
+
 def test_local_sample_has_the_factor_of_its_gradients(db: engram.Database) -> None:
     buffer = ReplayBuffer(db, "local", capacity=100, sampler=engram.Prioritized(alpha=1.0))
     buffer.extend(items(10))

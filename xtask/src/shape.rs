@@ -1,4 +1,4 @@
-//! Folders and structs are small: what outgrows a dozen has a second subject, or says why not.
+//! Folders and structs are small: what outgrows a dozen has a second subject, or says why not. A reconcile is a list of its steps, on typed objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,6 +12,9 @@ const DOZEN: usize = 12;
 const SOURCES: [&str; 6] = [".rs", ".py", ".cu", ".cuh", ".cpp", ".proto"];
 /// Crates whose structs are checked.
 const CHECKED: [&str; 4] = ["worker/src/", "crates/store/src/", "crates/coordinator/src/", "operator/src/"];
+/// Sources of the operator, and the most lines of its functions that reconcile.
+const OPERATOR: &str = "operator/src/";
+const RECONCILE_LINES: usize = 60;
 /// What the comment of a larger struct says, with the reason.
 const REASON: &str = "more than a dozen";
 
@@ -64,6 +67,50 @@ fn is_field(line: &str, indent: &str) -> bool {
     let name = field.split_once(": ").map_or("", |(name, _)| name);
     let name = name.rsplit(' ').next().unwrap_or_default();
     !name.is_empty() && name.chars().all(|next| next.is_alphanumeric() || next == '_') && !field.starts_with([' ', '/'])
+}
+
+/// Returns the lines of each function of a formatted file whose name begins with `reconcile`, from its signature to its last brace.
+fn reconciles(source: &str) -> Vec<(&str, usize)> {
+    let lines: Vec<&str> = source.lines().collect();
+    let mut found = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        let Some((before, rest)) = line.split_once("fn reconcile") else { continue };
+        let indent = &before[..before.len() - before.trim_start().len()];
+        let end = lines[index..].iter().position(|line| *line == format!("{indent}}}"));
+        if let Some(end) = end.filter(|_| !before.contains("//")) {
+            let suffix = rest.split(|next: char| !next.is_alphanumeric() && next != '_').next().unwrap_or_default();
+            let start = line.len() - rest.len() - "reconcile".len();
+            found.push((&line[start..start + "reconcile".len() + suffix.len()], end + 1));
+        }
+    }
+    found
+}
+
+/// Returns the lines that read a JSON value by a pointer.
+fn pointer_reads(source: &str) -> Vec<&str> {
+    source.lines().filter(|line| [".pointer(", ".pointer_mut("].iter().any(|read| line.contains(read))).collect()
+}
+
+#[test]
+fn the_operator_reconciles_typed_objects_in_short_functions() {
+    let mut lengths = Vec::new();
+    for path in files().unwrap().iter().filter(|path| path.starts_with(OPERATOR) && path.ends_with(".rs")) {
+        let source = fs::read_to_string(workspace::root().join(path)).unwrap();
+        assert_eq!(pointer_reads(&source), Vec::<&str>::new(), "{path}");
+        for (name, lines) in reconciles(&source) {
+            assert!(lines <= RECONCILE_LINES, "{path}: {name} has {lines} lines; allowed: {RECONCILE_LINES}");
+            lengths.push(lines);
+        }
+    }
+    assert!(lengths.len() >= 3, "only {} functions found", lengths.len());
+}
+
+#[test]
+fn a_long_reconcile_and_a_read_by_pointer_are_found() {
+    let body = "        step().await;\n".repeat(3);
+    let source = format!("impl A {{\n    async fn reconcile_cluster(\n        &self,\n    ) {{\n{body}    }}\n}}\n");
+    assert_eq!(reconciles(&source), [("reconcile_cluster", 7)]);
+    assert_eq!(pointer_reads("let a = 1;\nlet b = value.pointer(\"/spec\");\n").len(), 1);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::privacy::clipping::AdaptiveClip;
 use crate::privacy::{Combination, Mechanism, Sampling};
 use crate::random::{derive, stream, unit};
 use crate::round::{Mode, RoundSettings};
+use crate::secure::masked_bytes;
 use crate::selection::over_selected;
 use crate::strategy::{AdaptiveSettings, Aggregator, BlockAggregator, Strategy};
 
@@ -30,6 +31,8 @@ pub const MAX_VERSION_BYTES: u64 = 60 << 20;
 pub const MAX_ROUND_BYTES: u64 = 96 << 20;
 /// Most bytes of the masked updates of one round: they are one record.
 pub const MAX_MASKED_BYTES: u64 = 48 << 20;
+/// Most bytes of one masked update: it is one message.
+pub const MAX_MASKED_UPDATE_BYTES: usize = 4 << 20;
 /// Longest wait of a client for a task, in milliseconds.
 pub const MAX_WAIT_MILLIS: u64 = 30_000;
 /// How much longer than its wait a client counts as available: the time until it checks in again.
@@ -181,6 +184,10 @@ impl Job {
         let percent = self.run.clients.over_selection;
         let allowed = "less with secureAggregation: perRound clients without those that may disappear (dropOut) have to be 0.66 of all";
         require(drop_out <= 0.34, "clients.overSelection", percent, allowed)?;
+        let one = masked_bytes(self.parameters(), usize::try_from(clients).unwrap_or(usize::MAX));
+        let value = format!("{} shared parameters, {one} bytes of a masked update", self.parameters());
+        let allowed = format!("at most {MAX_MASKED_UPDATE_BYTES} bytes with secureAggregation");
+        require(one <= MAX_MASKED_UPDATE_BYTES, "model.layers", value, &allowed)?;
         let bytes = clients * self.update_bytes();
         let allowed = format!("at most {MAX_MASKED_BYTES} bytes of masked updates per round");
         require(bytes <= MAX_MASKED_BYTES, "clients.perRound", format!("{clients} masked updates"), &allowed)?;
@@ -510,6 +517,18 @@ pub(crate) mod tests {
             with(&format!(r#""secureAggregation":{{}},"clients":{{"population":40,"perRound":{per_round}}}"#))
         };
         assert_eq!([masked(12), masked(13)], [Ok(()), Err("clients.perRound")], "masked updates are one record");
+    }
+
+    #[test]
+    fn masked_update_that_fits_no_message_is_refused() {
+        let masked = |parameters: u64| {
+            let model = format!(r#""model":{{"layers":[{{"name":"w","shape":[{parameters}]}}]}}"#);
+            let clients = r#""secureAggregation":{},"clients":{"population":40,"perRound":3}"#;
+            Job::new("a", &run(&format!("{{{model},{clients}}}"))).map(drop).map_err(|error| error.field)
+        };
+        // 18 bits per value: 16, and two for the sum of three; one value is the weight.
+        let most = (4 << 20) * 8 / 18 - 1;
+        assert_eq!([masked(most), masked(most + 1)], [Ok(()), Err("model.layers")]);
     }
 
     #[test]

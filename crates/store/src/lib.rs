@@ -62,7 +62,7 @@ pub use snapshot::{
     Recovery, Repartition, SnapshotHead, SnapshotInfo, SnapshotReader, SnapshotWriter, restore, snapshot_file,
 };
 pub use state::{
-    Column, Content, Coverage, DrawnItem, ImportError, ItemSums, Memory, Partitions, PayloadPart, RankedMemory,
+    ByAge, Column, Content, Coverage, DrawnItem, ImportError, ItemSums, Memory, Partitions, PayloadPart, RankedMemory,
     RecalledMemory, Sampler, Trajectory,
 };
 pub use stats::{Distribution, Stats};

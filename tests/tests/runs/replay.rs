@@ -288,11 +288,15 @@ fn linear(item: u64) -> (Vec<u16>, f32) {
 }
 
 fn items(numbers: std::ops::Range<u64>) -> Items {
+    scaled_items(numbers, 1.0)
+}
+
+fn scaled_items(numbers: std::ops::Range<u64>, scale: f32) -> Items {
     let all: Vec<(Vec<u16>, f32)> = numbers.map(linear).collect();
     let features: Vec<u8> =
         all.iter().flat_map(|(features, _)| features.iter().flat_map(|it| it.to_le_bytes())).collect();
     let rows = all.iter().map(|(features, _)| features.len() as u32).collect();
-    let scores: Vec<u8> = all.iter().flat_map(|(_, score)| score.to_le_bytes()).collect();
+    let scores: Vec<u8> = all.iter().flat_map(|(_, score)| (scale * score).to_le_bytes()).collect();
     let subset = Column { rows: Some(rows), ..Column::new("subset", DType::UInt16, vec![], features) };
     let reward = Column::new("reward", DType::Float32, vec![], scores);
     Items { count: all.len(), columns: vec![subset, reward], ..Items::default() }
@@ -373,4 +377,25 @@ fn train_from_buffer(cluster: &mut Cluster) {
     let changed = listed.priorities.iter().filter(|priority| **priority < 0.9).count();
     assert!(changed > 512, "{changed} priorities of {} are errors", listed.len());
     fails(cluster, ("diverges", 1), source, "1e30", &["step ", "not finite", "items of buffer experience: "]);
+    assert!(ended["metrics"]["spread_ratio"].as_f64() > Some(0.5), "{ended}");
+    collapse_is_seen(cluster, &spec);
+}
+
+/// A model that learns too slowly for the scale of its targets predicts a constant, compared with them.
+fn collapse_is_seen(cluster: &Cluster, of: &BufferSpec) {
+    let spec = BufferSpec { name: "large".into(), limiter: None, ..of.clone() };
+    cluster.client(async |client| {
+        client.create_buffer(&spec).await.expect("failed to create the buffer");
+        let buffer = client.buffer("large").await.expect("it exists");
+        buffer.append(scaled_items(0..256, 1_000.0)).await.expect("failed to append");
+    });
+    let source = "large, fields: { mask: subset, score: reward }";
+    let flat = train(cluster, "flat", buffer_manifest("flat", source, "0.0001"));
+    let ratio = flat["metrics"]["spread_ratio"].as_f64();
+    assert!(ratio > Some(0.0) && ratio < Some(0.01), "{flat}");
+    let logs = std::fs::read_dir(cluster.state_dir().join("logs")).expect("a folder").flatten();
+    let warns = |path: &std::path::Path| {
+        std::fs::read_to_string(path).is_ok_and(|it| it.lines().any(|line| line.contains("predictions have collapsed")))
+    };
+    assert!(logs.into_iter().any(|entry| warns(&entry.path())), "no worker warned");
 }

@@ -5,12 +5,12 @@ use super::catalog::{self, Definition, unknown};
 use super::messages::convert::{invalid, now_ms};
 use super::messages::rows::{ANSWER_BYTES, Selection};
 use crate::engine::device_problem;
-use engram_memory::buffer::{Buffer, BufferCommand, BufferRef, MAX_LISTED, Placement, Position, position_of};
+use engram_memory::buffer::{Buffer, BufferCommand, BufferRef, Cursor, MAX_LISTED, Placement, Position, position_of};
 use engram_memory::{Command, Group, MemoryId, PartitionId, Record, partition_of};
 use engram_proto::v1::change_buffer_request::Change;
 use engram_proto::v1::get_shares_request::Query;
 use engram_proto::v1::{self, Problem, ProblemKind};
-use engram_store::{Partitions, Sampler};
+use engram_store::{ByAge, Partitions, Sampler};
 use prost::Message as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -353,18 +353,22 @@ fn share(
     let oldest = request.oldest_version;
     let sums = store.item_sums(partition, group, sampler.unwrap_or(&Sampler::Uniform), oldest)?;
     (share.total, share.positive, share.smallest, share.items) = (sums.total, sums.positive, sums.smallest, sums.items);
-    let mut by_age = |newest, count: u32, accepts: &dyn Fn(Position) -> bool| {
-        store.items_by_age(partition, group, newest, oldest, count.min(MAX_HANDLES) as usize, accepts)
+    let mut by_age = |newest_first, from, count: u32, accepts: &dyn Fn(Position) -> bool| {
+        let order = ByAge { newest_first, from, oldest_version: oldest, count: count.min(MAX_HANDLES) as usize };
+        store.items_by_age(partition, group, order, accepts)
     };
     let handles = match &request.query {
         Some(Query::Oldest(count)) => {
             let after = request.after.map(|handle| age(position_of(MemoryId(handle)), partitions));
-            by_age(false, *count, &|position| after.is_none_or(|after| age(position, partitions) > after))?
+            let from = after.map_or(0, |after| after.0 * u64::from(partitions));
+            by_age(false, from, *count, &|position| after.is_none_or(|after| age(position, partitions) > after))?
         }
-        Some(Query::Newest(count)) => by_age(true, *count, &|_| true)?,
+        Some(Query::Newest(count)) => by_age(true, 0, *count, &|_| true)?,
         Some(Query::Consumer(query)) => {
             let free = |position| consumed.as_ref().is_none_or(|cursor| cursor.check(position, query.now_ms).is_ok());
-            by_age(false, query.count, &free)?
+            // Everything before is acknowledged.
+            let from = consumed.as_ref().map_or(0, Cursor::position);
+            by_age(false, from, query.count, &free)?
         }
         Some(Query::Trajectories(_)) => {
             let trajectory = |it: engram_store::Trajectory| v1::TrajectoryShare {
@@ -386,10 +390,8 @@ fn describe(share: &mut v1::BufferShare, group: Group, buffer: &Buffer) {
     share.share = buffer.limits.share;
     (share.appended, share.sampled, share.deleted) =
         (buffer.counts.inserted, buffer.counts.sampled, buffer.counts.deleted);
-    let consumer = |(name, cursor): (&String, &engram_memory::buffer::Cursor)| v1::ConsumerStats {
-        name: name.clone(),
-        leased: cursor.leased() as u64,
-    };
+    let consumer =
+        |(name, cursor): (&String, &Cursor)| v1::ConsumerStats { name: name.clone(), leased: cursor.leased() as u64 };
     share.consumers = buffer.consumers.iter().map(consumer).collect();
 }
 

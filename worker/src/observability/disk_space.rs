@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time between measurements.
+/// Time between measurements: the operating system announces no change.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Free bytes below which a disk counts as full, on disks of a GiB and more; a sixteenth of smaller ones.
 const MIN_FREE_BYTES: u64 = 64 << 20;

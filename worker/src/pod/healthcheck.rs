@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Deadline of one request.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Interval between requests.
+/// Interval between requests: the process asked is another one, which announces nothing to this command.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum number of bytes read of a response.
 const MAX_RESPONSE_BYTES: u64 = 4 << 10;

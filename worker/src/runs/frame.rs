@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 
-/// Interval between attempts to write the record.
+/// Interval between attempts to write the record: its partition may be another worker's, which does not announce that it can be written.
 pub(in crate::runs) const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Why a driver stops before its run is complete.

@@ -37,6 +37,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// Steps between two digests of the whole state; the digests between them cover what was reduced.
 const DIGEST_STEPS: u64 = 50;
+/// Least number of samples whose spread is compared with that of their targets.
+const MIN_SPREAD_SAMPLES: u64 = 16;
 /// Name of the digest among the positions in a checkpoint.
 const DIGEST_CURSOR: &str = "digest";
 
@@ -276,22 +278,34 @@ impl Engine {
             progress.link_streams = open.transport.as_ref().map_or(0, |it| it.streams() as u32);
             progress.nccl.clone_from(&open.nccl);
         }
+        if step.is_multiple_of(self.checkpoints.every) || step == self.job.steps {
+            self.save();
+            self.measure_spread(&kept.data);
+        }
         if self.meter.is_due() || step == self.job.steps {
             self.publish_progress();
         }
-        if step.is_multiple_of(self.checkpoints.every) || step == self.job.steps {
-            self.save();
-            self.measure_spread();
-        }
     }
 
-    /// Measures on the first rank whether predictions still vary as the targets do.
-    fn measure_spread(&mut self) {
-        let is_first = self.connections.as_ref().is_none_or(|open| open.rank == 0);
-        let Some(data) = self.source.dataset().filter(|_| is_first) else { return };
-        let rows = Rows::held_out(self.trained.first().model(), data);
-        let classes = data.classes;
-        if let Ok((found, _)) = self.measure(&rows, classes) {
+    /// Measures on the first rank whether predictions still vary as the targets do: of held-out samples, with a buffer of the items that it drew for
+    /// this step.
+    fn measure_spread(&mut self, drawn: &StepData) {
+        if self.connections.as_ref().is_some_and(|open| open.rank != 0) {
+            return;
+        }
+        let found = match self.source.dataset() {
+            Some(data) => {
+                let rows = Rows::held_out(self.trained.first().model(), data);
+                self.measure(&rows, data.classes)
+            }
+            None => match drawn.batches.first() {
+                Some(rows) => self.measure(rows, 0),
+                None => return,
+            },
+        };
+        if let Ok((found, _)) = found
+            && found.samples >= MIN_SPREAD_SAMPLES
+        {
             self.meter.progress.spread_ratio = found.spread_ratio;
         }
     }

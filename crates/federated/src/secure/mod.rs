@@ -40,6 +40,9 @@ use crate::error::{InvalidInput, require};
 use crate::model::ClientId;
 use crate::random::Seed;
 
+/// Bits of an encoded value.
+const LEVEL_BITS: u32 = 16;
+
 /// What all members of a cohort agree on for one aggregation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CohortSettings {
@@ -84,7 +87,7 @@ impl CohortSettings {
     ) -> Result<Self, InvalidInput> {
         require((0.0..=0.34).contains(&drop_out), "dropOut", drop_out, "0 to 0.34")?;
         let (neighbours, threshold) = graph::neighbours_and_threshold(clients.len(), drop_out);
-        let level_bits = 16;
+        let level_bits = LEVEL_BITS;
         let settings = Self {
             round,
             parameters,
@@ -162,6 +165,11 @@ impl CohortSettings {
         let named = |positions: BTreeSet<usize>| positions.into_iter().map(|position| clients[position]).collect();
         clients.iter().copied().zip(graph.into_iter().map(named)).collect()
     }
+}
+
+/// Bytes of the masked update of one of `clients` clients, with its weight.
+pub(crate) const fn masked_bytes(parameters: usize, clients: usize) -> usize {
+    encoding::packed_bytes(parameters + 1, LEVEL_BITS + sum_bits(clients))
 }
 
 /// Bits by which the sum of `clients` values is longer than one.

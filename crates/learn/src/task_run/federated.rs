@@ -88,6 +88,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn page_shows_loss_participation_and_clients_and_what_was_spent_of_a_budget() {
+        let page = |epsilon: Option<f64>| {
+            let row = |version: u64| FederatedRow {
+                version,
+                updates: 4,
+                missing: 1,
+                loss: Some(1.0 / version as f64),
+                epsilon: epsilon.map(|it| it * version as f64),
+                seconds: 1.0,
+            };
+            let mut state = FederatedState { history: (1..=3).map(row).collect(), ..FederatedState::default() };
+            state.count("phone-7", 1_234, Some(0.25));
+            federated_page("fleet", "", Vec::new(), Vec::new(), &state).unwrap()
+        };
+        let (private, plain) = (page(Some(0.5)), page(None));
+        for text in ["Loss", "Participation", "updates", "missing", "phone-7", "1234", "0.2500"] {
+            assert!(private.contains(text) && plain.contains(text), "{text}");
+        }
+        let charts = |page: &str| page.matches("<svg").count();
+        assert_eq!((charts(&private), charts(&plain)), (3, 2));
+        assert!(private.contains("Epsilon spent") && !plain.contains("Epsilon spent"));
+    }
+
+    #[test]
     fn page_states_that_it_does_not_list_all_clients() {
         let mut state = FederatedState::default();
         let page = |state: &FederatedState| federated_page("fleet", "", Vec::new(), Vec::new(), state).unwrap();

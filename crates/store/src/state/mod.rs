@@ -17,7 +17,7 @@ pub(crate) mod traces;
 mod work;
 
 pub use content::{Column, Content, ImportError};
-pub use items::{DrawnItem, ItemSums, Sampler, Trajectory};
+pub use items::{ByAge, DrawnItem, ItemSums, Sampler, Trajectory};
 pub(crate) use partition_state::{PartitionState, Pending, RecoveredState};
 pub use partitions::{Coverage, Memory, Partitions, PayloadPart, RankedMemory, RecalledMemory};
 

@@ -2,8 +2,9 @@
 //! packets.
 //!
 //! `cargo xtask chaos --training` runs the same campaign with more faults. At each fault the newest checkpoint of every worker loads. A training ends with
-//! the parameters and the optimizer state, bit by bit, of an undisturbed one on a single worker, so no gradient sum differed in a bit; all members have them.
-//! Some trainings add in the order of the ranks, where the part of a worker that dies is missing in a step: none may have more samples than its steps.
+//! the parameters and the optimizer state, bit by bit, of an undisturbed one on a single worker, so no gradient sum differed in a bit. Some trainings add in
+//! the order of the ranks, where the part of a worker that dies is missing in a step: none may have more samples than its steps. In both orders the states
+//! that the workers saved after the last step are equal.
 
 use crate::cuts::{Cut, cut, enter_namespace};
 use crate::has_ended;
@@ -16,7 +17,7 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
 
@@ -136,11 +137,33 @@ fn inject(cluster: &mut Cluster, (workers, can_cut): (usize, bool), fault: Fault
     Fault::Pause
 }
 
-/// Loads what `LATEST` names on every worker that has a checkpoint; returns their number.
-fn checkpoints_load(state_dir: &Path) -> usize {
+/// Returns the folders of trainings, of all workers, that have a checkpoint.
+fn training_folders(state_dir: &Path) -> impl Iterator<Item = PathBuf> {
     let workers = fs::read_dir(state_dir.join("workers")).into_iter().flatten().flatten();
     let runs = workers.flat_map(|worker| fs::read_dir(worker.path().join("training")).into_iter().flatten().flatten());
-    runs.filter(|run| run.path().join("LATEST").exists()).map(|run| latest_loads(&run.path())).count()
+    runs.map(|run| run.path()).filter(|run| run.join("LATEST").exists())
+}
+
+/// Loads what `LATEST` names on every worker that has a checkpoint; returns their number.
+fn checkpoints_load(state_dir: &Path) -> usize {
+    training_folders(state_dir).map(|folder| latest_loads(&folder)).count()
+}
+
+/// Returns parameters and optimizer state after the last step, of each worker that saved them.
+fn last_states(state_dir: &Path) -> Vec<[Vec<u8>; 2]> {
+    let latest = |folder: PathBuf| {
+        let name = fs::read_to_string(folder.join("LATEST")).expect("LATEST is readable");
+        folder.join(name.trim())
+    };
+    let is_last = |folder: &PathBuf| {
+        let manifest = fs::read(folder.join("manifest.json")).expect("the manifest is readable");
+        let manifest: Value = serde_json::from_slice(&manifest).expect("the manifest is JSON");
+        manifest["counters"]["step"] == STEPS
+    };
+    let read = |folder: PathBuf| {
+        ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(folder.join(name)).expect("it is readable"))
+    };
+    training_folders(state_dir).map(latest).filter(is_last).map(read).collect()
 }
 
 /// # Panics
@@ -215,11 +238,17 @@ fn train(
         done += 1;
     }
     let ended = wait_for(&replay, DEADLINE, || run(&cluster, "disturbed").filter(has_ended));
+    let states = last_states(&cluster.state_dir());
+    println!("  {} of {workers} workers saved the last step", states.len());
     cluster.stop();
     let tally = tally(expected, &ended, order);
     let outcome = runner.outcome();
     outcome.ledger.get_or_insert_default().add(&tally);
-    let problems = problems(expected, &ended, &tally, order).into_iter();
+    let mut problems = problems(expected, &ended, &tally, order);
+    if states.is_empty() || states.iter().any(|state| *state != states[0]) {
+        problems.push("parameters or optimizer state differ between workers");
+    }
+    let problems = problems.into_iter();
     outcome.problems.extend(problems.map(|problem| format!("{replay}: {problem}: {ended}")));
     done
 }

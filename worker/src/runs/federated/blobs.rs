@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_128;
 const PREFIX: &[u8] = b"federated\n";
 /// Bytes of a chunk.
 pub(in crate::runs::federated) const CHUNK_BYTES: usize = 1 << 20;
-/// Longest wait for room or a lease, in milliseconds.
+/// Longest wait for room or a lease, in milliseconds: the partition may be another worker's, which announces neither.
 const RETRY_MS: u64 = 100;
 
 /// Returns whether a record is a content of a Federated run.

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
-/// Retry hint while a run has no driver, in milliseconds.
+/// Retry hint while a run has no driver, in milliseconds: another worker takes over within about as long.
 const NO_DRIVER_RETRY_MS: u64 = 100;
 
 /// `FederatedService` of one worker.

@@ -20,7 +20,7 @@ const FIELD: &str = "chunk";
 const MOST_PER_PARTITION: u64 = 1 << 16;
 /// Age at which no write can be in progress any more.
 const ORPHAN_MS: u64 = 600_000;
-/// Longest wait before a write is tried again, in milliseconds.
+/// Longest wait before a write is tried again, in milliseconds: the primary is another worker, which does not announce room.
 const RETRY_MS: u64 = 100;
 
 /// The items of one run.

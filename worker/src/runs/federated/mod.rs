@@ -33,13 +33,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Interval between attempts to write a record.
+/// Interval between attempts to write a record: as that of other runs.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Requests that wait for the driver; further ones are refused with a retry hint.
 const QUEUE: usize = 4_096;
 /// Requests that are answered after one write of the record.
 const BATCH: usize = 256;
-/// Longest time between checks of deadlines.
+/// Longest time between checks of deadlines: a client that disappears announces nothing.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Requests to the drivers on this worker.

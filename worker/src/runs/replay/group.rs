@@ -36,6 +36,8 @@ pub(in crate::runs) struct Group {
     pub(in crate::runs) figures: Figures,
     /// Whether the status says why a member waits for data.
     pub(in crate::runs) is_waiting: bool,
+    /// Whether the status says that predictions have collapsed.
+    pub(in crate::runs) is_collapsed: bool,
     pub(in crate::runs) results: BTreeMap<Ordinal, v1::TrainingResult>,
     /// Workers whose member was asked for its result before it had the state of the last step.
     pub(in crate::runs) behind: BTreeSet<Ordinal>,
@@ -61,6 +63,7 @@ impl Group {
             lost_since: None,
             figures: Figures::new(replay),
             is_waiting: false,
+            is_collapsed: false,
             results: BTreeMap::new(),
             behind: BTreeSet::new(),
             completed: None,

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
-/// Interval between records of the progress.
+/// Interval between records of the progress: each is a replicated write.
 const RECORD_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval between rows of the history, so that a short training has curves too.
 const NOTE_INTERVAL: Duration = Duration::from_millis(200);
@@ -249,6 +249,9 @@ impl ReplayDriver {
                 if let Some(alarm) = collapse(progress.spread_ratio) {
                     tracing::warn!(run = %self.run, step = progress.step, spread_ratio = progress.spread_ratio, "predictions have collapsed");
                     self.status.send_modify(|status| status.message = alarm);
+                    group.is_collapsed = true;
+                } else if progress.spread_ratio > 0.0 && std::mem::take(&mut group.is_collapsed) {
+                    self.status.send_modify(|status| status.message = String::new());
                 }
                 let rank = group.rank_of(worker);
                 group.figures.observe(worker, rank, &progress);

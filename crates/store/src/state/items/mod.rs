@@ -12,4 +12,4 @@ mod tests;
 
 pub(crate) use index::Items;
 pub use index::Sampler;
-pub use read::{DrawnItem, ItemSums, Trajectory};
+pub use read::{ByAge, DrawnItem, ItemSums, Trajectory};

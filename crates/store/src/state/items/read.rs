@@ -28,6 +28,19 @@ pub struct DrawnItem {
     pub priority: u32,
 }
 
+/// Which items of a buffer, in order of age.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByAge {
+    /// Whether the newest is the first.
+    pub newest_first: bool,
+    /// The oldest position that is looked at.
+    pub from: Position,
+    /// The oldest version.
+    pub oldest_version: u64,
+    /// Most items.
+    pub count: usize,
+}
+
 /// Items of a trajectory or prompt in one partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trajectory {
@@ -88,7 +101,7 @@ impl Partitions {
         Ok(places.into_iter().zip(priorities).map(drawn).collect())
     }
 
-    /// Returns up to `count` items from a version on in order of age, the newest first if `newest`, that pass `accepts`.
+    /// Returns items in order of age that pass `accepts`.
     ///
     /// # Errors
     /// The device failed.
@@ -96,17 +109,15 @@ impl Partitions {
         &mut self,
         partition: PartitionId,
         group: Group,
-        newest: bool,
-        oldest_version: u64,
-        count: usize,
+        order: ByAge,
         mut accepts: impl FnMut(Position) -> bool,
     ) -> Result<Vec<MemoryId>, Error> {
         let Some((partition, arena)) = self.open_partition_mut(partition) else { return Ok(Vec::new()) };
         let index = partition.items(arena, group, false)?;
-        let mut items = index.from(0);
-        let next = || if newest { items.next_back() } else { items.next() };
-        let fresh = std::iter::from_fn(next).filter(|entry| entry.version >= oldest_version);
-        Ok(fresh.map(|entry| entry.position).filter(|it| accepts(*it)).take(count).map(handle_at).collect())
+        let mut items = index.from(order.from);
+        let next = || if order.newest_first { items.next_back() } else { items.next() };
+        let fresh = std::iter::from_fn(next).filter(|entry| entry.version >= order.oldest_version);
+        Ok(fresh.map(|entry| entry.position).filter(|it| accepts(*it)).take(order.count).map(handle_at).collect())
     }
 
     /// Returns the items of a version or newer by trajectory. The cost grows with the number of items.

@@ -1,6 +1,6 @@
 //! Random commands on buffers, mixed with commands on memories, in the store and in the reference.
 
-use super::Sampler;
+use super::{ByAge, Sampler};
 use crate::Partitions;
 use engram_kernels::Cpu;
 use engram_memory::buffer::{BufferRef, Limits, Position, Remover, handle_at, handles, position_of};
@@ -143,9 +143,15 @@ fn check_reads(store: &mut Partitions, reference: &reference::Partition) {
             places.iter().map(of).collect::<Vec<_>>()
         );
     }
-    let newest = store.items_by_age(PARTITION, GROUP, true, 0, 3, |_| true).unwrap();
+    let order = ByAge { newest_first: true, from: 0, oldest_version: 0, count: 3 };
+    let newest = store.items_by_age(PARTITION, GROUP, order, |_| true).unwrap();
     let expected: Vec<MemoryId> = items.iter().rev().take(3).map(|item| handle_at(item.0)).collect();
     assert_eq!(newest, expected);
+    let from = items.get(items.len() / 2).map_or(0, |item| item.0);
+    let order = ByAge { newest_first: false, from, oldest_version: 2, count: 3 };
+    let later = items.iter().filter(|(position, _, version)| *position >= from && *version >= 2);
+    let expected: Vec<MemoryId> = later.take(3).map(|item| handle_at(item.0)).collect();
+    assert_eq!(store.items_by_age(PARTITION, GROUP, order, |_| true).unwrap(), expected);
 }
 
 proptest! {
