@@ -50,7 +50,7 @@ use tokio::sync::watch;
 /// Retry hint for runs of a partition that was just activated, in milliseconds, and the pause after a failed read of an input: the partition may be
 /// another worker's, which does not announce that it can be read.
 const ACTIVATION_RETRY_MS: u64 = 50;
-/// Interval between attempts to record a failed run, for which nobody waits.
+/// Interval between attempts to record a failed run, for which no caller waits.
 const FAILURE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Longer messages of panics are shortened.
 const MAX_PANIC_CHARS: usize = 200;

@@ -33,7 +33,7 @@ pub struct DrawnItem {
 pub struct ByAge {
     /// Whether the newest is the first.
     pub newest_first: bool,
-    /// The oldest position that is looked at.
+    /// The first position that is read.
     pub from: Position,
     /// The oldest version.
     pub oldest_version: u64,
