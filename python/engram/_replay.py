@@ -236,7 +236,7 @@ class ReplayBuffer(OpenedBuffer):
     ) -> Stream:
         """Yields batches; with ``prefetch`` the next ones are drawn by a thread meanwhile.
 
-        The members of a ``group``, for example an :class:`engram.torch.Group`, get disjoint parts of each draw: together a ``batch_size``.
+        The members of a ``group``, for example an :class:`engram.torch.Group`, get disjoint parts of one draw, a ``batch_size`` each.
         """
 
         def draw() -> Batch:
