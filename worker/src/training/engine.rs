@@ -37,7 +37,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// Steps between two digests of the whole state; the digests between them cover what was reduced.
 const DIGEST_STEPS: u64 = 50;
-/// Least number of samples whose spread is compared with that of their targets.
+/// Least number of samples whose spread is compared with that of their targets: the deviation of fewer is chance.
 const MIN_SPREAD_SAMPLES: u64 = 16;
 /// Name of the digest among the positions in a checkpoint.
 const DIGEST_CURSOR: &str = "digest";

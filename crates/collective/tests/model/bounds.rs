@@ -52,8 +52,8 @@ pub(crate) const TWO: Bounds = Bounds {
 pub(crate) const THREE: Bounds = Bounds { members: 3, ..TWO };
 
 impl Bounds {
-    pub(crate) const fn has(&self, bug: Bug) -> bool {
-        matches!((self.bug, bug), (Some(own), other) if own as u8 == other as u8)
+    pub(crate) fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
     }
 
     pub(crate) const fn settings(&self) -> Settings {

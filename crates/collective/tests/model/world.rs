@@ -163,11 +163,8 @@ impl World {
             self.member_action(bounds, id, action);
         }
         let node = &self.nodes[&id];
-        let report = node.member.report();
-        let trains = report.generation == self.durable.generation && self.durable.members.contains(&id);
-        if trains {
-            let digests = node.digests.clone();
-            self.history.trains_after(&digests);
+        if node.member.report().generation == self.durable.generation && self.durable.members.contains(&id) {
+            self.history.trains_after(&node.digests);
         }
     }
 

@@ -61,7 +61,9 @@ pub(in crate::training) fn parts(checkpoint: Checkpoint, stripe: Option<&Stripe>
         let parts = if Checkpoint::is_common(&name) { &mut common } else { &mut own };
         parts.extend(split(&name, content));
     }
-    own.retain(|_| index == 0);
+    if index > 0 {
+        own.clear();
+    }
     own.extend(common.into_iter().skip(index).step_by(count));
     own
 }
