@@ -16,6 +16,8 @@ use tempfile::TempDir;
 
 /// Lines of each log that a failed test prints.
 const LAST_LINES: usize = 25;
+/// Deadline for all replicas to be in sync, on a machine that executes other tests.
+const REPLICATION_DEADLINE: Duration = Duration::from_secs(240);
 
 /// Configuration of a cluster to start.
 #[derive(Debug)]
@@ -316,6 +318,30 @@ impl Cluster {
     /// The deadline expires.
     pub fn wait_for_restart(&self, ordinal: usize, before: u32) -> u32 {
         wait_for("the worker to restart", DEADLINE, || self.worker(ordinal).filter(|pid| *pid != before))
+    }
+
+    /// Returns the partitions as `engram list partitions` shows them; `None` while the coordinator does not respond.
+    ///
+    /// # Panics
+    /// The command prints something else.
+    pub fn partitions(&self) -> Option<Vec<Value>> {
+        let output = self.engram(&["list", "partitions", "-o", "json"]);
+        (output.code == Some(0)).then(|| output.json()["items"].as_array().expect("a list").clone())
+    }
+
+    /// Waits until each partition has this many replicas in sync and no others, and returns the partitions.
+    ///
+    /// # Panics
+    /// The deadline expires.
+    pub fn wait_until_replicated(&self, replicas: usize) -> Vec<Value> {
+        wait_for("all partitions to be fully replicated", REPLICATION_DEADLINE, || {
+            let is_replicated = |it: &Value| {
+                it["inSync"].as_array().is_some_and(|it| it.len() == replicas)
+                    && it["activated"] == true
+                    && it["learners"] == Value::Array(vec![])
+            };
+            self.partitions().filter(|all| all.iter().all(is_replicated))
+        })
     }
 
     /// Kills workers one after another, waiting until the cluster is ready again after each.

@@ -1,6 +1,10 @@
-//! Replay buffers on real processes: exact draws over partitions, clear refusals, and nothing lost or consumed twice while workers are killed.
+//! Replay buffers on real processes: exact draws over partitions, clear refusals, and nothing lost or consumed twice under faults.
 #![allow(clippy::unwrap_used, reason = "the helpers are tests, too")]
 
+#[path = "runs/faults/cuts.rs"]
+mod cuts;
+#[path = "buffers/faults.rs"]
+mod faults;
 #[path = "buffers/large.rs"]
 mod large;
 #[path = "buffers/local.rs"]
@@ -9,18 +13,16 @@ mod local;
 mod samplers;
 
 use engram_client::{
-    Batch, Buffer, BufferSpec, BufferStats, Client, Column, DType, Field, Fields, Items, RateLimit, Remover, Sample,
-    SampleBy,
+    Batch, Buffer, BufferSpec, Client, Column, DType, Field, Fields, Items, RateLimit, Remover, Sample, SampleBy,
 };
 use engram_kernels::priority::Draws;
 use engram_memory::{MemoryId, mix64, partition_of};
 use engram_proto::v1::ProblemKind;
 use engram_replay::tiles::Priorities;
-use engram_tests::{Cluster, DEADLINE, cluster_manifest, wait_for};
-use std::collections::{BTreeMap, BTreeSet};
+use engram_tests::{Cluster, DEADLINE, cluster_manifest};
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Partitions of the clusters here.
@@ -411,154 +413,4 @@ async fn files(cluster: &Cluster, client: &Client, buffer: &Buffer) {
     let sampled = cluster.engram(&["buffer", "sample", "train", "--count", "16", "--alpha", "0.6", "--to", &path]);
     assert_eq!(sampled.code, Some(0), "{}", sampled.stderr);
     assert!(std::fs::read(&path).unwrap().windows(11).any(|name| name == b"_weight.npy"));
-}
-
-/// What the loops of the next test did.
-#[derive(Debug, Default)]
-struct Done {
-    appended: BTreeMap<MemoryId, usize>,
-    consumed: BTreeMap<MemoryId, u32>,
-    samples: u32,
-    /// The last priority that was set, of items that were drawn.
-    priorities: BTreeMap<MemoryId, f64>,
-}
-
-async fn append_until(buffer: &Buffer, first: usize, done: &AtomicBool) -> BTreeMap<MemoryId, usize> {
-    let mut appended = BTreeMap::new();
-    let mut next = first;
-    while !done.load(Ordering::Relaxed) {
-        let handles = buffer.append(items(next..next + 20, |it| 1.0 + (it % 5) as f64)).await.unwrap().handles;
-        for (row, handle) in handles.into_iter().enumerate() {
-            assert_eq!(appended.insert(handle, next + row), None, "a handle was used twice");
-        }
-        next += 20;
-    }
-    appended
-}
-
-/// Draws and sets priorities, with a deleted item in each update: it counts as stale, once. Returns the number of draws, and the last priority of
-/// each item.
-async fn learn_until(buffer: &Buffer, deleted: MemoryId, done: &AtomicBool) -> (u32, BTreeMap<MemoryId, f64>) {
-    let (mut step, mut priorities) = (0, BTreeMap::new());
-    while !done.load(Ordering::Relaxed) {
-        let sample = Sample { wait: Duration::from_secs(20), ..prioritized(32, step.into()) };
-        let batch = buffer.sample(sample).await.unwrap();
-        assert_eq!(batch.len(), 32);
-        // Differs from step to step: an update that is lost, or applied again after the next one, shows.
-        let priority = 2.0 + f64::from(step % 64);
-        let mut handles: Vec<MemoryId> = BTreeSet::from_iter(batch.handles).into_iter().collect();
-        priorities.extend(handles.iter().map(|handle| (*handle, priority)));
-        handles.push(deleted);
-        let changed = buffer.update_priorities(&handles, &vec![priority; handles.len()]).await.unwrap();
-        assert_eq!((changed.applied, changed.stale), (handles.len() as u64 - 1, 1), "step {step}");
-        step += 1;
-    }
-    (step, priorities)
-}
-
-/// Consumes and acknowledges until there is nothing left after `done`; returns how often each item was done.
-async fn consume_until(buffer: &Buffer, done: &AtomicBool) -> BTreeMap<MemoryId, u32> {
-    let mut consumed: BTreeMap<MemoryId, u32> = BTreeMap::new();
-    loop {
-        let last = done.load(Ordering::Relaxed);
-        let wait = Duration::from_millis(if last { 4_000 } else { 200 });
-        match buffer.consume("learner", 64, Duration::from_secs(2), wait, Fields::None).await {
-            Ok(batch) => {
-                let changed = buffer.acknowledge_batch("learner", &batch).await.unwrap();
-                assert_eq!(changed.stale, 0, "an item was acknowledged before");
-                batch.handles.iter().for_each(|handle| *consumed.entry(*handle).or_default() += 1);
-            }
-            Err(error) if error.kind() == ProblemKind::BufferWait && last => return consumed,
-            Err(error) => assert_eq!(error.kind(), ProblemKind::BufferWait, "{error}"),
-        }
-    }
-}
-
-#[test]
-fn killed_worker_loses_no_item_and_consumes_none_twice() {
-    let mut cluster = cluster();
-    let client = cluster.client(async |client| client);
-    let options = client.options().clone();
-    let stop = std::sync::Arc::new(AtomicBool::new(false));
-    let loops = {
-        let stop = std::sync::Arc::clone(&stop);
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-            runtime.block_on(async {
-                let client = Client::connect(options).await.unwrap();
-                let buffer = client.create_buffer(&BufferSpec::new("train", fields(), 200_000)).await.unwrap();
-                let deleted = buffer.append(items(0..1, |_| 1.0)).await.unwrap().handles[0];
-                assert_eq!(buffer.delete(&[deleted]).await.unwrap().applied, 1);
-                let (first, second, (samples, priorities), consumed) = tokio::join!(
-                    append_until(&buffer, 0, &stop),
-                    append_until(&buffer, 1_000_000, &stop),
-                    learn_until(&buffer, deleted, &stop),
-                    consume_until(&buffer, &stop),
-                );
-                let mut appended = first;
-                for (handle, number) in second {
-                    assert_eq!(appended.insert(handle, number), None, "a handle was used twice");
-                }
-                let done = Done { appended, consumed, samples, priorities };
-                check(&buffer, &done).await;
-                done
-            })
-        })
-    };
-    for victim in [1, 2] {
-        std::thread::sleep(Duration::from_millis(1_000));
-        let pid = wait_for("the victim to be running", DEADLINE, || cluster.worker(victim));
-        cluster.kill(pid);
-        cluster.wait_for_restart(victim, pid);
-        cluster.wait_until_ready();
-    }
-    stop.store(true, Ordering::Relaxed);
-    let done = loops.join().expect("no loop failed");
-    assert!(done.appended.len() > 100 && done.samples > 3, "{} items, {} samples", done.appended.len(), done.samples);
-
-    // One more kill while nothing changes: statistics, draws and cursors are the same to the bit.
-    let before = cluster.client(async |client| state(&client, &done).await);
-    let pid = wait_for("the victim to be running", DEADLINE, || cluster.worker(0));
-    cluster.kill(pid);
-    cluster.wait_for_restart(0, pid);
-    cluster.wait_until_ready();
-    let after = cluster.client(async |client| state(&client, &done).await);
-    assert_eq!(before, after);
-    cluster.stop();
-}
-
-/// What must survive a kill: statistics, a draw with its importance weights (by the smallest priority), and what the consumer has had.
-async fn state(client: &Client, done: &Done) -> (BufferStats, Batch) {
-    let buffer = client.buffer("train").await.unwrap();
-    let again = buffer.consume("learner", 64, Duration::from_secs(2), Duration::ZERO, Fields::None).await;
-    assert_eq!(again.unwrap_err().kind(), ProblemKind::BufferWait, "an item is consumed twice");
-    let handles: Vec<MemoryId> = done.consumed.keys().copied().take(100).collect();
-    let acknowledged = buffer.acknowledge("learner", &handles).await.unwrap();
-    assert_eq!((acknowledged.applied, acknowledged.stale), (0, handles.len() as u64));
-    let stats = buffer.stats().await.unwrap();
-    (stats, buffer.sample(prioritized(64, 7)).await.unwrap())
-}
-
-async fn check(buffer: &Buffer, done: &Done) {
-    let handles: Vec<MemoryId> = done.appended.keys().copied().collect();
-    let found = buffer.get(&handles, Fields::All).await.unwrap();
-    assert_eq!(found.missing, [], "acknowledged items are lost");
-    let expected: Vec<usize> = done.appended.values().map(|number| *number as f32 as usize).collect();
-    assert_eq!(numbers(&found), expected);
-    for (row, handle) in handles.iter().enumerate() {
-        let appended = 1.0 + (done.appended[handle] % 5) as f64;
-        let expected = done.priorities.get(handle).copied().unwrap_or(appended);
-        let found = found.priorities[row];
-        assert!(
-            (found - expected).abs() < 1e-3 * expected,
-            "priority {found} of {handle:?}, the last one set is {expected}"
-        );
-    }
-    let stats = buffer.stats().await.unwrap();
-    assert_eq!((stats.items, stats.deleted), (handles.len() as u64, 1));
-    assert_eq!(stats.appended, stats.items + 1);
-    assert!(done.consumed.values().all(|times| *times == 1), "an item was consumed twice");
-    let left = stats.items - done.consumed.len() as u64;
-    assert!(stats.consumers.iter().all(|consumer| consumer.leased == 0), "{:?}", stats.consumers);
-    assert_eq!(left, 0, "{left} items were never consumed");
 }

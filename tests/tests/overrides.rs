@@ -17,20 +17,6 @@ fn write(cluster: &Cluster, from: u64, to: u64) {
     cluster.engram_with(&["insert", "--file", "-"], &rows).exits_with(0);
 }
 
-fn list(cluster: &Cluster) -> Option<Vec<Value>> {
-    let output = cluster.engram(&["list", "partitions", "-o", "json"]);
-    (output.code == Some(0)).then(|| output.json()["items"].as_array().expect("a list").clone())
-}
-
-fn wait_until_replicated(cluster: &Cluster) -> Vec<Value> {
-    wait_for("all partitions to be fully replicated", DEADLINE, || {
-        let all = list(cluster)?;
-        let is_replicated =
-            |it: &Value| it["inSync"].as_array().is_some_and(|it| it.len() == 2) && it["activated"] == true;
-        all.iter().all(is_replicated).then_some(all)
-    })
-}
-
 /// Waits until the log of `up` contains a text.
 fn wait_for_log(cluster: &Cluster, text: &str) {
     wait_for(text, DEADLINE, || {
@@ -54,7 +40,7 @@ fn lose_map(up: &ClusterBuilder) {
 fn lost_or_damaged_maps_are_rebuilt_without_data_loss() {
     let cluster = Cluster::up(&manifest(3));
     write(&cluster, 0, MEMORIES);
-    wait_until_replicated(&cluster);
+    cluster.wait_until_replicated(2);
     let before = cluster.digest();
     assert_eq!(before.1, MEMORIES);
     cluster.engram(&["partition", "rebuild-map", "--yes"]).fails_with(5, &["ENG-0411", "the partition map is intact"]);
@@ -73,7 +59,7 @@ fn lost_or_damaged_maps_are_rebuilt_without_data_loss() {
     let rows = written.json()["items"].as_array().expect("a list").clone();
     assert!(rows.len() == 4 && rows.iter().all(|row| row["proven"] == true), "{}", written.stdout);
     cluster.wait_until_ready();
-    wait_until_replicated(&cluster);
+    cluster.wait_until_replicated(2);
     assert_eq!(cluster.digest(), before);
 
     // A damaged map and a lost worker: unproven entries are written only with --accept-data-loss.
@@ -86,7 +72,7 @@ fn lost_or_damaged_maps_are_rebuilt_without_data_loss() {
     cluster.engram(&["partition", "rebuild-map", "--yes"]).fails_with(5, &["ENG-0410", "are not proven", "worker 2"]);
     cluster.engram(&["partition", "rebuild-map", "--yes", "--accept-data-loss", "worker 2 lost"]).exits_with(0);
     cluster.wait_until_ready();
-    let rows = wait_until_replicated(&cluster);
+    let rows = cluster.wait_until_replicated(2);
     let overrides = rows.iter().flat_map(|row| row["overrides"].as_array().unwrap());
     assert!(overrides.clone().next().is_some() && overrides.clone().all(|it| it["reason"] == "worker 2 lost"));
     assert_eq!(cluster.digest(), before, "each partition had a second replica");
@@ -98,14 +84,14 @@ fn lost_or_damaged_maps_are_rebuilt_without_data_loss() {
 fn outdated_replicas_are_promoted_only_by_override_and_the_override_is_recorded() {
     let cluster = Cluster::up(&manifest(3));
     write(&cluster, 0, MEMORIES);
-    wait_until_replicated(&cluster);
+    cluster.wait_until_replicated(2);
     cluster
         .engram(&["partition", "force-promote", "0", "--accept-data-loss", "test"])
         .fails_with(5, &["ENG-0411", "serves it"]);
     cluster.engram(&["partition", "force-promote", "9"]).fails_with(2, &["partition 9 does not exist"]);
     // Worker 2 keeps its data but has no in-sync replica.
     cluster.engram(&["drain", "2", "--wait"]).exits_with(0);
-    let partitions: Vec<Value> = wait_until_replicated(&cluster);
+    let partitions: Vec<Value> = cluster.wait_until_replicated(2);
     assert!(partitions.iter().all(|it| it["inSync"].as_array().unwrap().iter().all(|ordinal| *ordinal != 2)));
     write(&cluster, MEMORIES, 2 * MEMORIES);
     let (up, _) = cluster.stop();
@@ -128,7 +114,7 @@ fn outdated_replicas_are_promoted_only_by_override_and_the_override_is_recorded(
         cluster.engram(&arguments).exits_with(0);
     }
     cluster.wait_until_ready();
-    let rows = wait_until_replicated(&cluster);
+    let rows = cluster.wait_until_replicated(2);
     let (_, memories) = cluster.digest();
     assert!(memories > 0 && memories <= MEMORIES, "the memories of worker 2 are back: {memories}");
     for row in &rows {

@@ -18,24 +18,8 @@ fn cluster(workers: u32, more: &str) -> Cluster {
     Cluster::up(&cluster_manifest("demo", workers, &format!("  replicationFactor: 2\n{more}")))
 }
 
-/// The partitions as `engram list partitions` shows them; `None` while the coordinator does not respond.
-fn partitions(cluster: &Cluster) -> Option<Vec<Value>> {
-    let output = cluster.engram(&["list", "partitions", "-o", "json"]);
-    (output.code == Some(0)).then(|| output.json()["items"].as_array().expect("a list").clone())
-}
-
 fn in_sync(partition: &Value) -> Vec<u64> {
     partition["inSync"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()
-}
-
-fn wait_until_replicated(cluster: &Cluster) -> Vec<Value> {
-    wait_for("all partitions to be fully replicated", RUN_DEADLINE, || {
-        let all = partitions(cluster)?;
-        let is_replicated = all
-            .iter()
-            .all(|it| in_sync(it).len() == 2 && it["activated"] == true && it["learners"] == Value::Array(vec![]));
-        is_replicated.then_some(all)
-    })
 }
 
 #[test]
@@ -64,7 +48,7 @@ fn losing_a_worker_during_a_run_does_not_change_its_result() {
     let factor = report["experiment"]["convergenceFactor"].as_f64().expect("a factor");
     assert!((factor - 12.5).abs() < 1e-6, "convergence factor {factor}");
     assert_eq!(cluster.digest(), (DIGEST.to_owned(), MEMORIES));
-    wait_until_replicated(&cluster);
+    cluster.wait_until_replicated(2);
     assert_eq!(cluster.digest(), (DIGEST.to_owned(), MEMORIES));
     cluster.stop();
 }
@@ -79,7 +63,7 @@ fn mode_replicated_survives_a_restart_of_all_processes() {
     let (up, _) = cluster.stop();
     let mut cluster = up.start();
     assert_eq!(cluster.digest(), before, "after a graceful stop");
-    wait_until_replicated(&cluster);
+    cluster.wait_until_replicated(2);
     // SIGKILL of all processes: the kernel keeps what was written.
     let (up, before) = {
         let before = cluster.digest();
@@ -91,7 +75,7 @@ fn mode_replicated_survives_a_restart_of_all_processes() {
     };
     let cluster = up.start();
     assert_eq!(cluster.digest(), before, "after every process was killed");
-    wait_until_replicated(&cluster);
+    cluster.wait_until_replicated(2);
     cluster.stop();
 }
 
@@ -130,11 +114,11 @@ fn without_client_errors<T>(cluster: &Cluster, what: &str, action: impl FnOnce()
 #[test]
 fn scaling_under_load_moves_a_minimal_number_of_replicas() {
     let cluster = cluster(3, "  partitions: 64\n");
-    let before = wait_until_replicated(&cluster);
+    let before = cluster.wait_until_replicated(2);
     without_client_errors(&cluster, "scaling from 3 to 4 workers", || {
         cluster.engram(&["scale", "--workers", "4", "--wait"]).exits_with(0);
     });
-    let after = wait_until_replicated(&cluster);
+    let after = cluster.wait_until_replicated(2);
     let moved = |before: &Value, after: &Value| {
         let previous = in_sync(before);
         in_sync(after).iter().filter(|ordinal| !previous.contains(ordinal)).count()
@@ -147,14 +131,14 @@ fn scaling_under_load_moves_a_minimal_number_of_replicas() {
     without_client_errors(&cluster, "draining worker 1", || {
         cluster.engram(&["drain", "1", "--wait"]).exits_with(0);
     });
-    let drained = wait_until_replicated(&cluster);
+    let drained = cluster.wait_until_replicated(2);
     assert!(drained.iter().all(|it| !in_sync(it).contains(&1) && it["primary"] != 1), "worker 1 is empty");
     cluster.engram(&["drain", "1", "--undo"]).exits_with(0);
 
     without_client_errors(&cluster, "scaling from 4 to 3 workers", || {
         cluster.engram(&["scale", "--workers", "3", "--wait"]).exits_with(0);
     });
-    let remaining = wait_until_replicated(&cluster);
+    let remaining = cluster.wait_until_replicated(2);
     assert!(remaining.iter().all(|it| !in_sync(it).contains(&3)), "worker 3 is gone");
     cluster.stop();
 }
@@ -162,7 +146,7 @@ fn scaling_under_load_moves_a_minimal_number_of_replicas() {
 #[test]
 fn restarted_workers_serve_their_partitions_without_a_coordinator() {
     let mut cluster = cluster(3, "");
-    wait_until_replicated(&cluster);
+    cluster.wait_until_replicated(2);
     let coordinator = cluster.coordinator().expect("the process is running");
     cluster.pause(coordinator);
     let pid = wait_for("a worker to be running", DEADLINE, || cluster.worker(1));
@@ -175,6 +159,6 @@ fn restarted_workers_serve_their_partitions_without_a_coordinator() {
         client.session().reinforce(updates).await.expect("a partition is not served");
     });
     cluster.resume(coordinator);
-    wait_until_replicated(&cluster);
+    cluster.wait_until_replicated(2);
     cluster.stop();
 }

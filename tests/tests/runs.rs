@@ -18,6 +18,8 @@ mod federated_masks;
 mod graph;
 #[path = "runs/job.rs"]
 mod job;
+#[path = "runs/leave.rs"]
+mod leave;
 #[path = "runs/faults/links.rs"]
 mod links;
 #[path = "runs/replay.rs"]

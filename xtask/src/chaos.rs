@@ -23,10 +23,13 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Kill and pause workers and cut their links at random points of trainings on 2 to 5 workers instead, and compare with an undisturbed training
-    #[arg(long, conflicts_with = "full")]
+    #[arg(long, group = "subject", conflicts_with = "full")]
     training: bool,
-    /// Number of faults (with --training)
-    #[arg(long, value_name = "N", default_value_t = 200, requires = "training")]
+    /// Kill and pause processes, empty disks and cut links under appends, draws, priority updates and readers of replay buffers instead
+    #[arg(long, group = "subject", conflicts_with = "full")]
+    buffers: bool,
+    /// Number of faults (with --training or --buffers)
+    #[arg(long, value_name = "N", default_value_t = 200, requires = "subject")]
     count: u32,
 }
 
@@ -37,6 +40,9 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.training {
         return training(options);
+    }
+    if options.buffers {
+        return buffers(options);
     }
     process::run(&mut Profile::Release.cargo("build", ["-p", "engram-cli"]))?;
     if !options.full {
@@ -59,23 +65,88 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs the test of trainings under faults with another number of them. It starts the newest `engram` of target, which is built first.
+/// Campaign of trainings.
 fn training(options: &Options) -> Result<()> {
-    let profile = Profile::of_tests()?;
-    process::run(&mut profile.cargo("build", ["-p", "engram-cli"]))?;
-    let name = "trainings_lose_no_step_and_no_bit_to_random_faults";
-    let mut command = profile.cargo("test", ["-p", "engram-tests", "--test", "runs"]);
-    command.args(["--", "--nocapture", name]).env("ENGRAM_TRAINING_FAULTS", options.count.to_string());
-    command.env("ENGRAM_BIN", profile.folder().join(format!("engram{}", std::env::consts::EXE_SUFFIX)));
-    if let Some(seed) = options.seed {
-        command.env("ENGRAM_TRAINING_SEED", seed.to_string());
-    }
-    let report = workspace::target().join("training-faults.json");
-    process::run(command.env("ENGRAM_TRAINING_REPORT", &report))?;
-    let text = fs::read_to_string(&report).with_context(|| format!("failed to read {}", report.display()))?;
-    let report: TrainingReport = serde_json::from_str(&text).context("the campaign did not write a report")?;
+    let report: TrainingReport =
+        campaign_of_tests("training", ("runs", "trainings_lose_no_step_and_no_bit_to_random_faults"), options)?;
     let section = recovery_section(options.count, &report, &commit()?);
     results::replace_section("train.md", crate::bench::TRAIN_TITLE, "Recovery under faults", &section)
+}
+
+/// Campaign of replay buffers.
+fn buffers(options: &Options) -> Result<()> {
+    let report: BufferReport =
+        campaign_of_tests("buffer", ("buffers", "faults_lose_no_item_and_let_none_be_consumed_twice"), options)?;
+    let section = buffer_section(options.count, &report, &commit()?);
+    results::replace_section("replay.md", "Replay buffers", "Faults", &section)
+}
+
+/// Runs a test that is a campaign with another number of faults, and returns its report. It starts the newest `engram` of target, which is built
+/// first.
+fn campaign_of_tests<Report: serde::de::DeserializeOwned>(
+    subject: &str,
+    (program, test): (&str, &str),
+    options: &Options,
+) -> Result<Report> {
+    let profile = Profile::of_tests()?;
+    process::run(&mut profile.cargo("build", ["-p", "engram-cli"]))?;
+    let mut command = profile.cargo("test", ["-p", "engram-tests", "--test", program]);
+    let variable = |name: &str| format!("ENGRAM_{}_{name}", subject.to_uppercase());
+    command.args(["--", "--nocapture", test]).env(variable("FAULTS"), options.count.to_string());
+    command.env("ENGRAM_BIN", profile.folder().join(format!("engram{}", std::env::consts::EXE_SUFFIX)));
+    if let Some(seed) = options.seed {
+        command.env(variable("SEED"), seed.to_string());
+    }
+    let report = workspace::target().join(format!("{subject}-faults.json"));
+    process::run(command.env(variable("REPORT"), &report))?;
+    let text = fs::read_to_string(&report).with_context(|| format!("failed to read {}", report.display()))?;
+    serde_json::from_str(&text).context("the campaign did not write a report")
+}
+
+/// What a campaign of faults of buffers counted.
+#[derive(serde::Deserialize)]
+struct BufferReport {
+    outcome: BufferOutcome,
+    appended: u64,
+    consumed: u64,
+    draws: u64,
+    reused: u64,
+}
+
+#[derive(serde::Deserialize)]
+struct BufferOutcome {
+    seed: u64,
+    faults: Vec<RestoredFaults>,
+}
+
+#[derive(serde::Deserialize)]
+struct RestoredFaults {
+    kind: String,
+    done: u32,
+    restored: Spread,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spread {
+    p50_ms: f64,
+    max_ms: f64,
+}
+
+/// Renders the section of a campaign of buffers that passed.
+fn buffer_section(count: u32, report: &BufferReport, commit: &str) -> String {
+    let BufferReport { outcome: BufferOutcome { seed, faults }, appended, consumed, draws, reused } = report;
+    let line = |RestoredFaults { kind, done, restored }: &RestoredFaults| {
+        format!("| {kind} | {done} | {:.1} s | {:.1} s |\n", restored.p50_ms / 1e3, restored.max_ms / 1e3)
+    };
+    let lines: String = faults.iter().map(line).collect();
+    format!(
+        "Command: `cargo xtask chaos --buffers --count {count} --seed {seed}`. Commit: {commit}. Development build, two cores with other work. Three workers, \
+         two replicas, `Replicated`, under two writers, a learner that draws and sets priorities, two readers of one consumer, and a buffer whose items leave it \
+         after two draws.\n\nItems appended: {appended}, none lost. Items consumed: {consumed}, none twice. Prioritized draws: {draws}; every item has the \
+         last priority that was set. Draws of items that may be drawn twice: {reused}, none a third time. No handle was used twice. After one more kill \
+         statistics, draws and cursors were the same to the bit.\n\n| fault | number | until all replicas were in sync, median | longest |\n| --- | --- | --- | --- |\n{lines}"
+    )
 }
 
 /// What a campaign of faults of trainings measured.
@@ -183,6 +254,17 @@ fn commit() -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn section_of_buffers_has_a_line_for_each_kind() {
+        let restored = json!({ "count": 2, "p50Ms": 1500.0, "p99Ms": 2000.0, "maxMs": 2000.0 });
+        let outcome = json!({ "seed": 7, "faults": [{ "kind": "kill a worker", "done": 2, "restored": restored }], "ledger": null });
+        let outcome = serde_json::from_value(outcome).unwrap();
+        let report = BufferReport { outcome, appended: 10, consumed: 9, draws: 8, reused: 7 };
+        let text = buffer_section(2, &report, "abc");
+        assert!(text.contains("| kill a worker | 2 | 1.5 s | 2.0 s |\n"), "{text}");
+        assert!(text.contains("--count 2 --seed 7`. Commit: abc."), "{text}");
+    }
 
     #[test]
     fn section_has_percentiles_and_every_recovery_in_one_range() {

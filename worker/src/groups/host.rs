@@ -388,6 +388,9 @@ impl Host {
                 ServiceAction::Removed(member) => {
                     tracing::warn!(group = self.state.name, member = member.0, "removed a member of a group");
                 }
+                ServiceAction::Left(member) => {
+                    tracing::info!(group = self.state.name, member = member.0, "a member leaves the group");
+                }
                 ServiceAction::Committed(_) => {}
                 ServiceAction::Paused(reason) => {
                     tracing::warn!(group = self.state.name, reason = pause_text(reason), "group paused");

@@ -1,6 +1,6 @@
 //! Draining before an orderly stop: the primaries on this worker are transferred to other workers, and then the other primaries
 //! drop the replicas on this worker from their in-sync sets. So the stop pauses no client: a primary waits for each in-sync replica
-//! until the death of its worker is proven.
+//! until the death of its worker is proven. Members of trainings leave their groups meanwhile, so that no step waits for them.
 //!
 //! Invariants:
 //! - Only an in-sync member is asked to become primary, and the map decides.
@@ -30,6 +30,9 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// request.
 const QUIET_PERIOD: Duration = Duration::from_millis(300);
 
+/// Limit for members of trainings to end a step and leave, after everything else.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Result of a drain.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct DrainOutcome {
@@ -44,11 +47,20 @@ pub(crate) struct DrainOutcome {
 type TransferRequests = BTreeMap<PartitionId, (Ordinal, Instant)>;
 
 /// Transfers all primaries on this worker to other workers, until there are none or the deadline passes. From then on the worker
-/// gets no partition as primary.
+/// gets no partition as primary, and takes part in no training.
 pub(crate) async fn drain(shared: &Shared, deadline: Duration) -> DrainOutcome {
     let until = Instant::now() + deadline;
     shared.membership.set_leaving(true);
     shared.membership.update_leavers();
+    let outcome = transfer_primaries(shared, until).await;
+    if timeout_at(until.min(Instant::now() + LEAVE_TIMEOUT), shared.trainings.ended()).await.is_err() {
+        tracing::warn!("members of trainings have not left their groups in time");
+    }
+    outcome
+}
+
+/// Transfers the primaries until there are none or the deadline passes.
+async fn transfer_primaries(shared: &Shared, until: Instant) -> DrainOutcome {
     let mut changes = Changes::of(shared);
     let (mut requested, mut initial_count, mut last_pending_at) = (TransferRequests::new(), None, Instant::now());
     let (mut last_remaining, mut last_change_at) = ((0, 0), Instant::now());

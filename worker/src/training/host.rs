@@ -185,7 +185,11 @@ impl Host {
         let mut tick = tokio::time::interval(Duration::from_millis(self.timing.probe_ms()));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut stopping = self.shared.lifecycle.stopping();
+        let mut leaving = self.shared.membership.leaving_changes();
+        // A drain that began before must be seen, too.
+        leaving.mark_changed();
         self.shared.metrics.training.members.inc();
+        self.shared.trainings.running.send_modify(|running| *running += 1);
         loop {
             let is_running = tokio::select! {
                 biased;
@@ -202,6 +206,10 @@ impl Host {
                     self.member.report().generation != 0 || self.work(Work::Install { checkpoint })
                 }
                 _ = tick.tick() => self.tick().await,
+                Ok(()) = leaving.changed() => {
+                    let is_leaving = *leaving.borrow_and_update();
+                    self.leaving(is_leaving).await
+                }
                 () = stopped(&mut stopping) => false,
             };
             if !is_running {
@@ -216,6 +224,7 @@ impl Host {
             }
         }
         self.shared.metrics.training.members.dec();
+        self.shared.trainings.running.send_modify(|running| *running -= 1);
         let step = self.member.report().position.step;
         tracing::info!(run = %self.key.0, member = self.id.0, step, "training member ended");
     }
@@ -245,6 +254,12 @@ impl Host {
             return false;
         }
         self.step(MemberEvent::Tick).await
+    }
+
+    /// Leaves the group at the end of a step if the worker is being drained. If the drain is cancelled meanwhile, this member ends and the driver
+    /// starts another.
+    async fn leaving(&mut self, is_leaving: bool) -> bool {
+        if is_leaving { self.step(MemberEvent::Leave).await } else { !self.member.report().leaving }
     }
 
     async fn inbound(&mut self, inbound: Inbound) -> bool {

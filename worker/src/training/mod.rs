@@ -42,7 +42,7 @@ use serving::serve::Served;
 use slots::Slots;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use transport::remote::RemoteCheckpoints;
 
 /// Models of ended runs that are kept in memory for predictions.
@@ -52,11 +52,17 @@ const MAX_SERVED: usize = 16;
 pub(crate) struct Trainings {
     members: Slots<Key, mpsc::Sender<Inbound>>,
     served: Mutex<BTreeMap<Key, Arc<Served>>>,
+    /// Number of members that run.
+    running: watch::Sender<usize>,
 }
 
 impl Default for Trainings {
     fn default() -> Self {
-        Self { members: Slots::new(|inbox| !inbox.is_closed()), served: Mutex::default() }
+        Self {
+            members: Slots::new(|inbox| !inbox.is_closed()),
+            served: Mutex::default(),
+            running: watch::Sender::default(),
+        }
     }
 }
 
@@ -96,6 +102,12 @@ impl Trainings {
         let inbox = host::start(shared, settings).await?;
         self.keep_served(key, served);
         Ok(inbox)
+    }
+
+    /// Completes when no member runs here.
+    pub(crate) async fn ended(&self) {
+        // An error means that this was dropped.
+        let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
     }
 
     fn keep_served(&self, key: Key, served: Arc<Served>) {

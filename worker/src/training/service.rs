@@ -36,6 +36,9 @@ impl TrainingService for TrainingEndpoint {
         if self.shared.lifecycle.is_stopping() {
             return Err(Status::unavailable("the worker is stopping"));
         }
+        if self.shared.membership.is_leaving() {
+            return Err(Status::unavailable("the worker is being drained"));
+        }
         let member = self.shared.trainings.member_inbox(&self.shared, &start).await;
         let member = member.map_err(|error| Problem::of(ProblemKind::Invalid, format!("{error:#}")).into_status())?;
         let (events, stream) = mpsc::channel(EVENTS);

@@ -85,8 +85,10 @@ pub enum ServiceAction {
         /// The record.
         record: Record,
     },
-    /// A member was removed.
+    /// A member was removed because it failed.
     Removed(MemberId),
+    /// A member leaves as it asked.
+    Left(MemberId),
     /// All members finished this step.
     Committed(Position),
     /// The group stopped training.
@@ -267,13 +269,17 @@ impl Service {
     }
 
     fn remove(&mut self, member: MemberId, actions: &mut Vec<ServiceAction>) {
+        self.forget(member);
+        if self.is_member(member) && self.removed.insert(member) {
+            actions.push(ServiceAction::Removed(member));
+        }
+    }
+
+    fn forget(&mut self, member: MemberId) {
         self.probes.remove(&member);
         self.reports.remove(&member);
         if let Phase::Changing(change) = &mut self.phase {
             change.reports.remove(&member);
-        }
-        if self.is_member(member) && self.removed.insert(member) {
-            actions.push(ServiceAction::Removed(member));
         }
     }
 
@@ -320,7 +326,10 @@ impl Service {
             if !self.is_member(member) {
                 self.send(member, Notice::Release, actions);
             }
-            self.remove(member, actions);
+            self.forget(member);
+            if self.is_member(member) && self.removed.insert(member) {
+                actions.push(ServiceAction::Left(member));
+            }
             return;
         }
         if self.quarantine.get(&member).is_some_and(|it| it.until_ms > now_ms) && !self.is_paused() {

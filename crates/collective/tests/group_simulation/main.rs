@@ -192,6 +192,12 @@ fn killed_member_costs_less_than_half_a_second() {
 }
 
 #[test]
+fn member_that_leaves_as_planned_costs_no_detection() {
+    let slowest = (0..3).map(|member| recovery_ms(500, Fault::Leave { member })).max();
+    assert!(slowest.is_some_and(|it| it < 150), "{slowest:?}");
+}
+
+#[test]
 fn member_that_computes_during_its_reduction_is_reported_as_computing() {
     let (own, peer) = (MemberId(1), MemberId(2));
     let position = Position { step: 7, digest: 9 };

@@ -404,6 +404,7 @@ impl World {
                     }
                 }
                 ServiceAction::Removed(_)
+                | ServiceAction::Left(_)
                 | ServiceAction::Committed(_)
                 | ServiceAction::Paused(_)
                 | ServiceAction::Resumed { .. } => {}

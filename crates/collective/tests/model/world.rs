@@ -252,6 +252,7 @@ impl World {
                 }
             }
             ServiceAction::Removed(_)
+            | ServiceAction::Left(_)
             | ServiceAction::Committed(_)
             | ServiceAction::Paused(_)
             | ServiceAction::Resumed { .. } => {}

@@ -337,11 +337,16 @@ impl ReplayDriver {
                 }
                 ServiceAction::Removed(member) => {
                     let worker = group.members.get(&member).map_or(0, |it| it.ordinal);
-                    tracing::warn!(run = %self.run, worker, "a member left the training group");
+                    tracing::warn!(run = %self.run, worker, "removed a member of the training group");
                     group.figures.remove(Ordinal(worker));
                     if let Some(training) = &mut self.state.training {
                         training.failures += 1;
                     }
+                }
+                ServiceAction::Left(member) => {
+                    let worker = group.members.get(&member).map_or(0, |it| it.ordinal);
+                    tracing::info!(run = %self.run, worker, "a member leaves the training group");
+                    group.figures.remove(Ordinal(worker));
                 }
                 ServiceAction::Committed(position) => {
                     self.state.done = self.state.done.max(position.step);
