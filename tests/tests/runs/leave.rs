@@ -9,7 +9,7 @@ use serde_json::Value;
 use tonic::transport::Endpoint;
 
 /// So many that two workers are drained meanwhile.
-const LONG: u64 = 5_000;
+const LONG: u64 = 3_500;
 const WORKERS: u32 = 3;
 
 fn submit(cluster: &Cluster, name: &str) {

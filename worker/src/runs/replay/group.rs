@@ -91,6 +91,8 @@ impl Group {
     pub(in crate::runs) fn start(&mut self, record: Record, min_workers: u64) {
         let min_members = usize::try_from(min_workers).unwrap_or(usize::MAX);
         let settings = Settings { timing: self.timing, min_members, quorum: Quorum::StoreTerm };
+        // Those of the driver before this one, until the group changes.
+        self.figures.restart(record.members.len());
         self.service = Some(Service::new(record, self.term, settings, self.now_ms()));
     }
 
