@@ -261,8 +261,8 @@ impl Pair<'_, '_, '_> {
     }
 }
 
-/// Returns the part of an exchange that moves its bytes: at least half of it, so that a latency measured beside other work makes no link
-/// look faster than twice its speed.
+/// Returns the part of an exchange that moves its bytes: at least half of it, so that a latency measured while the machine had other work
+/// makes no link look faster than twice its speed.
 fn transfer_seconds(elapsed: f64, latency: f64) -> f64 {
     (elapsed - latency).max(elapsed / 2.0).max(RESOLUTION)
 }
@@ -409,7 +409,7 @@ mod tests {
         let per_byte = 20e-9;
         let networks = measured(&[(0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (per_byte, 1e-4)]);
         assert!(networks.iter().all(|it| *it == networks[0]), "{networks:?}");
-        // Other work on this machine only adds to the times: these bounds hold beside any.
+        // Other work on this machine only adds to the times: these bounds always hold.
         let Network { link, bandwidths } = &networks[0];
         assert!(link.beta >= per_byte / 2.0 && link.alpha >= 5e-5, "{link:?}");
         // Twice its speed, and half of an octave.
