@@ -81,19 +81,17 @@ fn buffers(options: &Options) -> Result<()> {
     results::replace_section("replay.md", "Replay buffers", "Faults", &section)
 }
 
-/// Runs a test that is a campaign with another number of faults, and returns its report. It starts the newest `engram` of target, which is built
-/// first.
+/// Runs a test that is a campaign with another number of faults, on the release build of `engram`, and returns its report.
 fn campaign_of_tests<Report: serde::de::DeserializeOwned>(
     subject: &str,
     (program, test): (&str, &str),
     options: &Options,
 ) -> Result<Report> {
-    let profile = Profile::of_tests()?;
-    process::run(&mut profile.cargo("build", ["-p", "engram-cli"]))?;
-    let mut command = profile.cargo("test", ["-p", "engram-tests", "--test", program]);
+    process::run(&mut Profile::Release.cargo("build", ["-p", "engram-cli"]))?;
+    let mut command = Profile::of_tests()?.cargo("test", ["-p", "engram-tests", "--test", program]);
     let variable = |name: &str| format!("ENGRAM_{}_{name}", subject.to_uppercase());
     command.args(["--", "--nocapture", test]).env(variable("FAULTS"), options.count.to_string());
-    command.env("ENGRAM_BIN", profile.folder().join(format!("engram{}", std::env::consts::EXE_SUFFIX)));
+    command.env("ENGRAM_BIN", released());
     if let Some(seed) = options.seed {
         command.env(variable("SEED"), seed.to_string());
     }
@@ -141,7 +139,7 @@ fn buffer_section(count: u32, report: &BufferReport, commit: &str) -> String {
     };
     let lines: String = faults.iter().map(line).collect();
     format!(
-        "Command: `cargo xtask chaos --buffers --count {count} --seed {seed}`. Commit: {commit}. Development build, two cores with other work. Three workers, \
+        "Command: `cargo xtask chaos --buffers --count {count} --seed {seed}`. Commit: {commit}. Two cores. Three workers, \
          two replicas, `Replicated`, under two writers, a learner that draws and sets priorities, two readers of one consumer, and a buffer whose items leave it \
          after two draws.\n\nItems appended: {appended}, none lost. Items consumed: {consumed}, none twice. Prioritized draws: {draws}; every item has the \
          last priority that was set. Draws of items that may be drawn twice: {reused}, none a third time. No handle was used twice. After one more kill \
@@ -196,7 +194,7 @@ fn recovery_section(count: u32, report: &TrainingReport, commit: &str) -> String
         lower = bound;
     }
     format!(
-        "Command: `cargo xtask chaos --training --count {count} --seed {seed}`. Commit: {commit}. Development build, two cores with other work. Trainings on \
+        "Command: `cargo xtask chaos --training --count {count} --seed {seed}`. Commit: {commit}. Two cores. Trainings on \
          2 to 5 workers: {trainings}. Faults: {}. No step was lost or repeated, and parameters and optimizer state equal those of an undisturbed training, \
          bit by bit.\n\nA recovery is the time from the last step with a lost worker to the next committed step. Faults that end within the detection time, or hit \
          a worker that had not joined, have none.\n\n{header}\n{rule}|\n{line}\n",
@@ -206,8 +204,7 @@ fn recovery_section(count: u32, report: &TrainingReport, commit: &str) -> String
 
 /// Runs one campaign: kills, pauses, cuts, seconds and the share of load. Its progress goes to stderr.
 fn campaign(figures: [&str; 5], seed: Option<u64>) -> Result<Value> {
-    let binary: PathBuf = Profile::Release.folder().join(format!("engram{}", std::env::consts::EXE_SUFFIX));
-    let mut command = Command::new(binary);
+    let mut command = Command::new(released());
     command.args(["chaos", "-o", "json"]);
     for (name, figure) in ["--kills", "--pauses", "--network-faults", "--seconds", "--load"].into_iter().zip(figures) {
         command.args([name, figure]);
@@ -219,6 +216,11 @@ fn campaign(figures: [&str; 5], seed: Option<u64>) -> Result<Value> {
     print!("{}", String::from_utf8_lossy(&output.stdout));
     ensure!(output.status.success(), "`engram chaos` exited with {}", output.status);
     serde_json::from_slice(&output.stdout).context("`engram chaos` did not print JSON")
+}
+
+/// Path of the release build of `engram`.
+fn released() -> PathBuf {
+    Profile::Release.folder().join(format!("engram{}", std::env::consts::EXE_SUFFIX))
 }
 
 /// Describes the machine.
