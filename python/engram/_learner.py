@@ -31,6 +31,8 @@ SYNTHETIC_MEMORIES = 100_000
 REWARDED, PUNISHED = (0, 0.8), (1, 0.2)
 #: Memories per request of the first insertion.
 BATCH = 1 << 16
+#: Longest wait for the processes of a local cluster, in seconds.
+LOCAL_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
@@ -345,11 +347,28 @@ class DistributedLearner:
         """Returns the digest of all memories."""
         return (yield from steps(Database.digest)(self._db, timeout=timeout))
 
+    def metrics(self, *, timeout: Timeout = None) -> dict[int, dict[str, float]]:
+        """Returns the metrics of each worker by its number, those with labels by ``name{label="value"}``. Only for a cluster that this learner started:
+        of others Prometheus reads them.
+        """
+        return self._local("metrics").metrics(seconds(timeout) or LOCAL_TIMEOUT)
+
+    def snapshot(self, path: str | os.PathLike[str], *, timeout: Timeout = None) -> None:
+        """Writes a snapshot of all memories to the folder ``path``, which must not exist, while everything is served. Only for a cluster that this
+        learner started.
+
+        ``engram snapshot restore PATH --state-dir DATA --yes`` makes a state directory of it, for ``engram.connect("file:DATA")``.
+        """
+        self._local("snapshot").snapshot(Path(path).absolute(), seconds(timeout) or LOCAL_TIMEOUT)
+
     def kill_node(self, ordinal: int) -> int:
         """Kills a worker process as ``kill -9`` does; it is started again. Only for a cluster that this learner started."""
+        return self._local("kill_node").kill_worker(ordinal)
+
+    def _local(self, call: str) -> LocalCluster:
         if self._db.local is None:
-            raise create("Config", "kill_node is for a local cluster that this learner started")
-        return self._db.local.kill_worker(ordinal)
+            raise create("Config", f"{call} is for a local cluster that this learner started")
+        return self._db.local
 
     @property
     def epoch(self) -> int:
@@ -400,6 +419,8 @@ class AsyncDistributedLearner:
     status = twin(DistributedLearner.status)
     quality = twin(DistributedLearner.quality)
     digest = twin(DistributedLearner.digest)
+    metrics = in_thread(DistributedLearner.metrics)
+    snapshot = in_thread(DistributedLearner.snapshot)
     close = in_thread(DistributedLearner.close)
 
     async def stream(self, epochs: int, *, timeout: Timeout = None) -> Any:

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import urllib.request
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,6 +146,28 @@ class LocalCluster:
         os.kill(process["pid"], signal.SIGKILL)
         return int(process["pid"])
 
+    def metrics(self, timeout: float) -> dict[int, dict[str, float]]:
+        """Returns the metrics of each worker by its number; those with labels by ``name{label="value"}``, as Prometheus writes them."""
+        pages = {}
+        for worker in self.endpoints()["workers"]:
+            try:
+                with urllib.request.urlopen(f"http://{worker['http']}/metrics", timeout=timeout) as page:
+                    pages[int(worker["ordinal"])] = _samples(page.read().decode())
+            except OSError as error:
+                raise create("Unavailable", f"worker {worker['ordinal']} does not answer: {error}") from error
+        return pages
+
+    def snapshot(self, path: Path, timeout: float) -> None:
+        """Writes a snapshot of the running cluster to a folder that does not exist."""
+        command = [program(), "snapshot", "create", path.name, "--to", str(path.parent), "--state-dir", str(self.folder)]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            raise create("Timeout", f"the snapshot was not complete within {timeout:.0f} s") from error
+        if done.returncode != 0:
+            code = done.stderr.partition("error[")[2].partition("]")[0]
+            raise create("Conflict", f"failed to write a snapshot to {path}: {done.stderr.strip()}", code)
+
     def stop(self) -> None:
         """Stops the processes, and removes a state directory that is temporary."""
         if os.getpid() == self.process_id:
@@ -162,6 +185,14 @@ class LocalCluster:
             os.close(self.process.stdin.fileno())
             # The descriptor is closed, and its number may be reused: the object must not close it again.
             _leaked.append(self.process.stdin)
+
+
+def _samples(page: str) -> dict[str, float]:
+    """Reads a page of metrics in the text format of Prometheus."""
+    lines = (line for line in page.splitlines() if line and not line.startswith("#"))
+    # An exemplar follows after " # ".
+    pairs = (line.partition(" # ")[0].rpartition(" ") for line in lines)
+    return {name: float(value) for name, _, value in pairs}
 
 
 #: Clusters of this process, for forked children.

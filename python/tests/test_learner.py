@@ -1,10 +1,12 @@
 import pickle
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import engram
+from engram._local import program
 
 
 def test_roadmap_example_converges_while_a_worker_is_killed() -> None:
@@ -50,6 +52,33 @@ def test_same_program_runs_on_a_cluster_by_its_address(tmp_path: Path) -> None:
     with engram.connect(workers=2) as db:
         address = db.status().workers[0].address
         assert program() == program(address=f"grpc://{address}")
+
+
+def test_snapshot_is_restored_with_the_same_digest(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    with engram.DistributedLearner(num_nodes=2, memory_capacity=10_000) as learner:
+        learner.put([0.25, 0.5, 1.0])
+        learner.snapshot(path)
+        digest = learner.digest().digest
+        with pytest.raises(engram.EngramError, match="kept"):
+            learner.snapshot(path)
+        address = learner.db.status().workers[0].address
+        with engram.DistributedLearner(address=f"grpc://{address}") as other, pytest.raises(engram.ConfigError, match="snapshot is for"):
+            other.snapshot(tmp_path / "other")
+    data = tmp_path / "data"
+    command = [program(), "snapshot", "restore", str(path), "--state-dir", str(data), "--yes"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).returncode == 0
+    with engram.connect(f"file:{data}") as db:
+        assert db.digest().digest == digest
+
+
+def test_metrics_count_what_each_worker_did() -> None:
+    with engram.DistributedLearner(num_nodes=2, memory_capacity=10_000) as learner:
+        learner.put([0.25, 0.5, 1.0])
+        metrics = learner.metrics()
+        assert sorted(metrics) == [0, 1]
+        memories = [sum(value for name, value in worker.items() if name.startswith("engram_memories")) for worker in metrics.values()]
+        assert sum(memories) >= 3, metrics
 
 
 def test_until_ends_a_run() -> None:
