@@ -357,7 +357,8 @@ class DistributedLearner:
         """Writes a snapshot of all memories to the folder ``path``, which must not exist, while everything is served. Only for a cluster that this
         learner started.
 
-        ``engram snapshot restore PATH --state-dir DATA --yes`` makes a state directory of it, for ``engram.connect("file:DATA")``.
+        ``engram snapshot restore PATH --state-dir DATA --partitions 16 --yes`` makes a state directory of it, for
+        ``engram.connect("file:DATA")``.
         """
         self._local("snapshot").snapshot(Path(path).absolute(), seconds(timeout) or LOCAL_TIMEOUT)
 

@@ -66,7 +66,7 @@ def test_snapshot_is_restored_with_the_same_digest(tmp_path: Path) -> None:
         with engram.DistributedLearner(address=f"grpc://{address}") as other, pytest.raises(engram.ConfigError, match="snapshot is for"):
             other.snapshot(tmp_path / "other")
     data = tmp_path / "data"
-    command = [program(), "snapshot", "restore", str(path), "--state-dir", str(data), "--yes"]
+    command = [program(), "snapshot", "restore", str(path), "--state-dir", str(data), "--partitions", "16", "--yes"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).returncode == 0
     with engram.connect(f"file:{data}") as db:
         assert db.digest().digest == digest
