@@ -103,12 +103,15 @@ fn campaign_of_tests<Report: serde::de::DeserializeOwned>(
 
 /// What a campaign of faults of buffers counted.
 #[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct BufferReport {
     outcome: BufferOutcome,
-    appended: u64,
+    /// All that were appended, each once.
     consumed: u64,
     draws: u64,
+    /// Items that may be drawn twice.
     reused: u64,
+    reused_draws: u64,
 }
 
 #[derive(serde::Deserialize)]
@@ -133,7 +136,7 @@ struct Spread {
 
 /// Renders the section of a campaign of buffers that passed.
 fn buffer_section(count: u32, report: &BufferReport, commit: &str) -> String {
-    let BufferReport { outcome: BufferOutcome { seed, faults }, appended, consumed, draws, reused } = report;
+    let BufferReport { outcome: BufferOutcome { seed, faults }, consumed, draws, reused, reused_draws } = report;
     let line = |RestoredFaults { kind, done, restored }: &RestoredFaults| {
         format!("| {kind} | {done} | {:.1} s | {:.1} s |\n", restored.p50_ms / 1e3, restored.max_ms / 1e3)
     };
@@ -141,9 +144,9 @@ fn buffer_section(count: u32, report: &BufferReport, commit: &str) -> String {
     format!(
         "Command: `cargo xtask chaos --buffers --count {count} --seed {seed}`. Commit: {commit}. Two cores. Three workers, \
          two replicas, `Replicated`, under two writers, a learner that draws and sets priorities, two readers of one consumer, and a buffer whose items leave it \
-         after two draws.\n\nItems appended: {appended}, none lost. Items consumed: {consumed}, none twice. Prioritized draws: {draws}; every item has the \
-         last priority that was set. Draws of items that may be drawn twice: {reused}, none a third time. No handle was used twice. After one more kill \
-         statistics, draws and cursors were the same to the bit.\n\n| fault | number | until all replicas were in sync, median | longest |\n| --- | --- | --- | --- |\n{lines}"
+         after two draws.\n\n{consumed} items were appended, and each was consumed once. After {draws} prioritized draws every item had the last priority that \
+         was set. {reused} items that may be drawn twice were drawn {reused_draws} times, none of them three times. No handle was used twice. After one more \
+         kill statistics, draws and cursors were the same to the bit.\n\n| fault | number | until all replicas were in sync, median | longest |\n| --- | --- | --- | --- |\n{lines}"
     )
 }
 
@@ -262,7 +265,7 @@ mod tests {
         let restored = json!({ "count": 2, "p50Ms": 1500.0, "p99Ms": 2000.0, "maxMs": 2000.0 });
         let outcome = json!({ "seed": 7, "faults": [{ "kind": "kill a worker", "done": 2, "restored": restored }], "ledger": null });
         let outcome = serde_json::from_value(outcome).unwrap();
-        let report = BufferReport { outcome, appended: 10, consumed: 9, draws: 8, reused: 7 };
+        let report = BufferReport { outcome, consumed: 9, draws: 8, reused: 7, reused_draws: 14 };
         let text = buffer_section(2, &report, "abc");
         assert!(text.contains("| kill a worker | 2 | 1.5 s | 2.0 s |\n"), "{text}");
         assert!(text.contains("--count 2 --seed 7`. Commit: abc."), "{text}");

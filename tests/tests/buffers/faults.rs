@@ -5,7 +5,7 @@
 
 use super::{fields, items, numbers, prioritized};
 use crate::cuts::{Cut, cut, enter_namespace};
-use engram_client::{Batch, Buffer, BufferSpec, BufferStats, Client, Fields, Sample, SampleBy};
+use engram_client::{Batch, Buffer, BufferSpec, BufferStats, Client, Fields, Remover, Sample, SampleBy};
 use engram_faults::ledger::Tally;
 use engram_faults::outcome::{FaultReport, Outcome};
 use engram_faults::runner::SeedRunner;
@@ -30,6 +30,10 @@ const LONGEST_MS: u64 = 2_500;
 const LEASE: Duration = Duration::from_secs(5);
 /// Wait of the last reads: an item whose reader never heard of it is delivered again meanwhile.
 const LAST_WAIT: Duration = Duration::from_secs(8);
+/// Pause of a writer between two batches.
+const PACE: Duration = Duration::from_millis(100);
+/// More items than a campaign of 1,000 faults appends at that pace: a full buffer would be an error.
+const CAPACITY: u64 = 1_000_000;
 /// Most draws of an item of the buffer that is drawn empty.
 const MAX_REUSE: u32 = 2;
 
@@ -160,6 +164,7 @@ async fn append_until(buffer: &Buffer, first: usize, done: &AtomicBool) -> BTree
             assert_eq!(appended.insert(handle, next + row), None, "a handle was used twice");
         }
         next += 20;
+        tokio::time::sleep(PACE).await;
     }
     appended
 }
@@ -209,7 +214,10 @@ async fn reuse_until(buffer: &Buffer, done: &AtomicBool) -> Reused {
     while !done.load(Ordering::Relaxed) {
         reused.appended.extend(buffer.append(items(next..next + 20, |_| 1.0)).await.unwrap().handles);
         next += 20;
-        reused.draw(buffer, 16).await;
+        for _ in 0..MAX_REUSE {
+            reused.draw(buffer, 16).await;
+        }
+        tokio::time::sleep(PACE).await;
     }
     loop {
         let left = buffer.stats().await.unwrap().items;
@@ -230,8 +238,9 @@ impl Reused {
 
 /// Runs all loops until `stop`, and checks what they left.
 async fn load(client: &Client, stop: &AtomicBool) -> Done {
-    let buffer = client.create_buffer(&BufferSpec::new("train", fields(), 1_000_000)).await.unwrap();
-    let spec = BufferSpec { max_reuse: MAX_REUSE, ..BufferSpec::new("reused", fields(), 1_000_000) };
+    let spec = |name| BufferSpec { remover: Remover::Refuse, ..BufferSpec::new(name, fields(), CAPACITY) };
+    let buffer = client.create_buffer(&spec("train")).await.unwrap();
+    let spec = BufferSpec { max_reuse: MAX_REUSE, ..spec("reused") };
     let reused = client.create_buffer(&spec).await.unwrap();
     let deleted = buffer.append(items(0..1, |_| 1.0)).await.unwrap().handles[0];
     assert_eq!(buffer.delete(&[deleted]).await.unwrap().applied, 1);
@@ -310,10 +319,10 @@ fn check_after_kill(cluster: &mut Cluster, done: &Done) {
 fn write_report(path: &str, outcome: &Outcome, done: &Done) {
     let report = serde_json::json!({
         "outcome": outcome,
-        "appended": done.appended.len() + done.reused.appended.len(),
         "consumed": done.acknowledged,
         "draws": done.samples,
-        "reused": done.reused.drawn.values().sum::<u32>(),
+        "reused": done.reused.appended.len(),
+        "reusedDraws": done.reused.drawn.values().sum::<u32>(),
     });
     fs::write(path, report.to_string()).expect("failed to write the report");
 }
