@@ -3,6 +3,8 @@
 
 #[path = "runs/faults/cuts.rs"]
 mod cuts;
+#[path = "buffers/drained.rs"]
+mod drained;
 #[path = "buffers/faults.rs"]
 mod faults;
 #[path = "buffers/large.rs"]

@@ -31,7 +31,7 @@ enum Undrawn {
 }
 
 impl Buffers {
-    /// Returns the definition of a buffer: cached, or from a partition here.
+    /// Returns the definition of a buffer: cached, from a partition here, or from another worker if none is here.
     pub(crate) async fn definition(&self, name: &str) -> Result<Arc<Definition>, Problem> {
         if let Some(definition) = self.shared.buffers.get(name) {
             return Ok(definition);
@@ -43,8 +43,13 @@ impl Buffers {
 
     async fn find(&self, name: &str) -> Result<(Group, Vec<u8>), Problem> {
         let (wanted, served) = (name.to_owned(), self.shared.served());
-        let found = self.shared.engine.read(move |store| catalog::find(store, &served, &wanted)).await?;
-        found.ok_or_else(|| unknown(name))
+        let serves_none = served.is_empty();
+        match self.shared.engine.read(move |store| catalog::find(store, &served, &wanted)).await? {
+            Some(found) => Ok(found),
+            // A worker that is drained, or has lost its disk, does not know what exists.
+            None if serves_none => self.find_elsewhere(name).await,
+            None => Err(unknown(name)),
+        }
     }
 
     /// Returns the problem of a call with a definition that is not that of the partitions: the buffer was deleted, and may have been created again.

@@ -7,10 +7,12 @@ use super::local::{first_problem, is_unknown, oldest_handles};
 use super::messages::convert::invalid;
 use super::messages::rows::Selection;
 use super::wait::{Waiting, check_append, limiter};
+use crate::service::Plane;
+use crate::write::partition_write::{FORWARD_DEADLINE, forward_problem};
 use engram_client::BufferSpec;
 use engram_kernels::priority::EXPONENT_ONE;
 use engram_memory::buffer::Placement;
-use engram_memory::{Group, MemoryId, ONE, PartitionId};
+use engram_memory::{Group, MemoryId, ONE, Ordinal, PartitionId};
 use engram_proto::v1::change_buffer_request::Change;
 use engram_proto::v1::get_shares_request::Query;
 use engram_proto::v1::{self, Problem};
@@ -86,6 +88,15 @@ impl Buffers {
         Ok(shares.into_iter().find(|share| share.partition == partition.0).unwrap_or_default())
     }
 
+    /// Returns the definition of a buffer that the primary of its home has.
+    pub(super) async fn find_elsewhere(&self, name: &str) -> Result<(Group, Vec<u8>), Problem> {
+        let share = self.share_of(name, HOME).await?;
+        if share.definition.is_empty() {
+            return Err(unknown(name));
+        }
+        Ok((group(&share), share.definition.to_vec()))
+    }
+
     /// Returns settings and figures of a buffer.
     pub(crate) async fn describe(&self, name: &str) -> Result<v1::DescribeBufferResponse, Problem> {
         let query = Some(Query::Exponent(EXPONENT_ONE));
@@ -110,6 +121,11 @@ impl Buffers {
     }
 
     pub(crate) async fn list(&self) -> Result<v1::ListBuffersResponse, Problem> {
+        let home = self.primary(HOME)?;
+        // A worker that is drained, or has lost its disk, does not know what exists.
+        if self.plane == Plane::Client && home != self.shared.ordinal() && self.shared.served().is_empty() {
+            return self.list_elsewhere(home).await;
+        }
         let names = self.shared.engine.read(|store| {
             let names = store.iter().filter_map(|partition| store.ledger(partition));
             names
@@ -132,6 +148,13 @@ impl Buffers {
         problems.retain(|problem| unreadable.iter().all(|other| other.buffer != problem.buffer));
         problems.append(&mut unreadable);
         Ok(v1::ListBuffersResponse { buffers, problems })
+    }
+
+    async fn list_elsewhere(&self, owner: Ordinal) -> Result<v1::ListBuffersResponse, Problem> {
+        let mut worker = self.shared.client.worker(owner)?;
+        let request = self.shared.client.request(v1::ListBuffersRequest {}, FORWARD_DEADLINE);
+        let call = async { worker.buffers().list_buffers(request).await.map_err(|status| forward_problem(&status)) };
+        Ok(self.shared.while_primary(owner, &[HOME], call).await?.into_inner())
     }
 
     /// Removes a buffer from all partitions; the one that gave it its group is last, so that a repeated call finds what is left.
