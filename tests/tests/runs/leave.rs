@@ -10,15 +10,16 @@ use tonic::transport::Endpoint;
 /// More than any machine trains in this test.
 const LONG: u64 = 10_000_000;
 const WORKERS: u32 = 3;
+/// Name of the run.
+const RUN: &str = "drained";
 
-fn submit(cluster: &Cluster, name: &str) {
-    let text = manifest(name).replace(&format!("steps: {STEPS}"), &format!("steps: {LONG}"));
-    let file = cluster.file(&format!("{name}.yaml"), text);
-    cluster.engram(&["run", &file, "--no-wait"]).exits_with(0);
+fn submit(cluster: &Cluster) {
+    let text = manifest(RUN).replace(&format!("steps: {STEPS}"), &format!("steps: {LONG}"));
+    cluster.engram(&["run", &cluster.file("run.yaml", text), "--no-wait"]).exits_with(0);
 }
 
 fn wait(cluster: &Cluster, is_reached: impl Fn(&Value) -> bool) -> Value {
-    wait_for("the members of the training", DEADLINE, || named(cluster, "drained").filter(&is_reached))
+    wait_for("the members of the training", DEADLINE, || named(cluster, RUN).filter(&is_reached))
 }
 
 fn has_members(run: &Value, members: u32) -> bool {
@@ -43,7 +44,7 @@ fn drain(cluster: &Cluster, ordinal: u64, cancel: bool) {
 #[test]
 fn drained_workers_leave_a_training_without_a_failure_and_return_if_they_stay() {
     let cluster = Cluster::up(&cluster_manifest("train", WORKERS, "  replicationFactor: 2\n  partitions: 8\n"));
-    submit(&cluster, "drained");
+    submit(&cluster);
     let mut step = 0;
     // Another worker than the driver, and the driver.
     for distance in [1, 0] {
@@ -61,7 +62,7 @@ fn drained_workers_leave_a_training_without_a_failure_and_return_if_they_stay() 
     }
     let whole = wait(&cluster, |run| has_members(run, WORKERS));
     assert_eq!(whole["metrics"]["failed_members"], 0.0, "{whole}");
-    cluster.engram(&["suspend", "drained"]).exits_with(0);
+    cluster.engram(&["suspend", RUN]).exits_with(0);
     let suspended = wait(&cluster, |run| run["phase"] == "Suspended");
     assert!(suspended["epoch"].as_u64() > Some(step), "{suspended}");
     cluster.stop();

@@ -1,7 +1,7 @@
 //! Draining before an orderly stop: the primaries on this worker are transferred to other workers, and then the other primaries
 //! drop the replicas on this worker from their in-sync sets. So the stop pauses no client: a primary waits for each in-sync replica
-//! until the death of its worker is proven. Before that members of trainings leave their groups, so that no step waits for them: their drivers
-//! may be primaries here.
+//! until the death of its worker is proven. Before that, training members leave their groups, so that no step waits for them: the drivers of
+//! their runs may be primaries here.
 //!
 //! Invariants:
 //! - Only an in-sync member is asked to become primary, and the map decides.
@@ -31,7 +31,7 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// request.
 const QUIET_PERIOD: Duration = Duration::from_millis(300);
 
-/// Limit for members of trainings to end a step and leave.
+/// Limit for training members to end a step and leave.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Result of a drain.
@@ -54,7 +54,7 @@ pub(crate) async fn drain(shared: &Shared, deadline: Duration) -> DrainOutcome {
     shared.membership.set_leaving(true);
     shared.membership.update_leavers();
     if timeout_at(until.min(Instant::now() + LEAVE_TIMEOUT), shared.trainings.ended()).await.is_err() {
-        tracing::warn!("members of trainings have not left their groups in time");
+        tracing::warn!("training members have not left their groups in time");
     }
     transfer_primaries(shared, until).await
 }
